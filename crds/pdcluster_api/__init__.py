@@ -1,0 +1,1 @@
+"""The PDCluster resource and the models programs hand to each other."""

@@ -1,0 +1,1 @@
+"""The KV lease protocol of vLLM in code: timing, wire formats, state machines, NIXL agent."""

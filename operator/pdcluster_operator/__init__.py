@@ -1,0 +1,1 @@
+"""The operator: turns a PDCluster into engines, proxy and what they need."""

@@ -1,0 +1,1 @@
+"""One module per API family: endpoint objects on hot routes, error shapes."""

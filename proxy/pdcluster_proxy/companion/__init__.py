@@ -1,0 +1,1 @@
+"""The proxy's side process: discovery, health, engine metrics, ledger, admin."""

@@ -1,0 +1,1 @@
+"""The proxy's decisions: pure functions and frozen data."""

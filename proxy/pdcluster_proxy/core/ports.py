@@ -1,0 +1,145 @@
+"""The ports between the exchange and the wire.
+
+Pure. Connect and send are apart, so that the lease clock's check and the proof that an engine never
+accepted a byte fit between them. ``wire/`` implements these; tests use fakes held under contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+__all__ = [
+    "Address",
+    "EngineConnection",
+    "Engines",
+    "EventEditor",
+    "RelayEnd",
+    "RelayOutcome",
+    "ResponseHead",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where an engine's HTTP API listens."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseHead:
+    """An engine's response head.
+
+    Attributes:
+        status: HTTP status; interim (1xx) answers are never seen here.
+        headers: Lower-case names, in order, hop-by-hop fields included.
+        is_event_stream: The media type is ``text/event-stream``.
+    """
+
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+    is_event_stream: bool
+
+
+class RelayOutcome(StrEnum):
+    """How a relayed stream ended."""
+
+    COMPLETE = "complete"
+    """The body ended by its framing and the stream carried its terminator (``data: [DONE]``)."""
+    UNTERMINATED = "unterminated"
+    """The body ended by its framing but without the terminator."""
+    UPSTREAM_LOST = "upstream-lost"
+    """Reset, malformed framing, or an event over the cap."""
+    UPSTREAM_IDLE = "upstream-idle"
+    """Nothing came for longer than the idle bound."""
+    CLIENT_GONE = "client-gone"
+    """The client closed its connection."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayEnd:
+    """What one relay did.
+
+    Attributes:
+        outcome: How it ended.
+        reads: Upstream reads that were forwarded (a proxy for chunks).
+        num_bytes: Payload and framing bytes given to the client.
+        first_at: Monotonic instant of the first forwarded byte, or None.
+        last_at: Monotonic instant of the last one, or None.
+    """
+
+    outcome: RelayOutcome
+    reads: int
+    num_bytes: int
+    first_at: float | None
+    last_at: float | None
+
+
+EventEditor = Callable[[bytes], bytes]
+"""Gets one whole SSE event (blank line included), returns what replaces it; b"" drops it.
+
+Called only for events that contain one of :data:`EDIT_MARKS`.
+"""
+
+EDIT_MARKS: tuple[bytes, ...] = (b'"usage"', b"_transfer_params", b'"error"')
+"""A read without any of these is forwarded untouched (``performance.md`` 3.3 of the design)."""
+
+
+class EngineConnection(Protocol):
+    """One open connection to an engine, carrying at most one request at a time."""
+
+    @property
+    def bytes_accepted(self) -> int:
+        """Request bytes handed to the kernel; 0 proves that the engine saw nothing."""
+
+    def send(self, head: bytes, body: bytes) -> None:
+        """Write one request. ``head`` ends in the blank line and states the body's length."""
+
+    async def head(self, *, timeout_s: float) -> ResponseHead:
+        """Wait for the final response head.
+
+        Raises:
+            ConnectionLostError: Closed or reset first, or not HTTP.
+            UpstreamTimeoutError: Nothing within ``timeout_s``.
+        """
+
+    async def first_event(self, *, timeout_s: float, limit: int) -> bytes:
+        """Wait until one whole SSE event (or the body's end) is buffered, and peek at it.
+
+        The event is not consumed: a later :meth:`relay` forwards it.
+
+        Returns:
+            The first event, decoded from its chunk framing, or b"" where the body ended
+            without one.
+
+        Raises:
+            ConnectionLostError: Closed or reset first, or the event is larger than ``limit`` bytes.
+            UpstreamTimeoutError: None within ``timeout_s``.
+        """
+
+    async def collect(self, limit: int, *, timeout_s: float) -> bytes:
+        """Read the whole body, decoded from its framing, and give the connection back to the pool.
+
+        Raises:
+            ConnectionLostError: Closed or reset before the body's end.
+            UpstreamFailureError: The body is larger than ``limit`` bytes.
+            UpstreamTimeoutError: Not complete within ``timeout_s``.
+        """
+
+    def abort(self) -> None:
+        """Close at once (the engine then aborts the request). Idempotent."""
+
+
+class Engines(Protocol):
+    """The pooled engine client of one worker."""
+
+    async def connect(self, address: Address, *, timeout_s: float) -> EngineConnection:
+        """Take an idle connection or open one; nothing is sent.
+
+        Raises:
+            ConnectError: Refused, unreachable, or not connected within ``timeout_s``.
+        """

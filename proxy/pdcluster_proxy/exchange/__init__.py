@@ -1,0 +1,1 @@
+"""Drives the exchange machine: legs, hand-off, fail-over, disconnects, deadlines."""

@@ -134,6 +134,8 @@ class ProxyConfig(_Model):
     admission: AdmissionConfig
     local_prefill_fallback: LocalPrefillFallback = LocalPrefillFallback.NEVER
     max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 1024 * 1024
+    exchange_log: bool = True
+    """One JSON line per ended exchange on standard error; never prompts or answers."""
     endpoints_file: str
     """Path of the :class:`EndpointsFile`; watched for changes."""
     drain_seconds: float = 5.0

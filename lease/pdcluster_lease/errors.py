@@ -11,12 +11,16 @@ from typing import ClassVar
 
 __all__ = [
     "ConfigurationError",
+    "HandshakeTimeoutError",
     "LocalProtocolError",
+    "NixlMissingError",
     "PDClusterError",
     "PeerGoneError",
     "ProtocolError",
     "RemoteProtocolError",
+    "SideChannelError",
     "TimingError",
+    "TransferError",
     "UnknownLeaseError",
 ]
 
@@ -56,6 +60,18 @@ class TimingError(ConfigurationError):
         self.remedy = remedy
 
 
+class NixlMissingError(ConfigurationError):
+    """No NIXL library can be loaded here; the message names what was tried and the remedy."""
+
+    reason: ClassVar[str] = "NixlMissing"
+
+
+class SideChannelError(ConfigurationError):
+    """The side channel cannot listen: its address is taken, or not this machine's."""
+
+    reason: ClassVar[str] = "SideChannelUnavailable"
+
+
 class ProtocolError(PDClusterError):
     """The lease protocol was broken; see the two leaves for by whom."""
 
@@ -92,3 +108,15 @@ class PeerGoneError(ProtocolError):
     """The peer's agent cannot be reached any more; drop it and shake hands anew."""
 
     reason: ClassVar[str] = "PeerGone"
+
+
+class HandshakeTimeoutError(ProtocolError):
+    """A side channel did not answer in time: nobody listens there, or its listener has ended."""
+
+    reason: ClassVar[str] = "HandshakeTimeout"
+
+
+class TransferError(ProtocolError):
+    """NIXL refused or lost a call for a reason other than a peer that is gone."""
+
+    reason: ClassVar[str] = "TransferFailed"

@@ -144,6 +144,8 @@ class LeaseEvent(msgspec.Struct, frozen=True):
     decode_incarnation: int = 0
     params: bytes = b""
     """P's raw object, sent with GRANTED only: what a keeper needs to renew and release."""
+    release: bool = False
+    """With ENDED: no engine will read any more, so P may have its blocks back at once."""
 
 
 class Report(msgspec.Struct, frozen=True, tag="report"):

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from pdcluster_proxy.core.messages import LeaseEvent, Outcome, PoolSnapshot
+
 __all__ = [
     "Address",
+    "Companion",
     "EngineConnection",
     "Engines",
     "EventEditor",
@@ -85,7 +88,7 @@ EventEditor = Callable[[bytes], bytes]
 Called only for events that contain one of :data:`EDIT_MARKS`.
 """
 
-EDIT_MARKS: tuple[bytes, ...] = (b'"usage"', b"_transfer_params", b'"error"')
+EDIT_MARKS: tuple[bytes, ...] = (b'"usage"', b"_transfer_params", b'"error"', b"[DONE]")
 """A read without any of these is forwarded untouched (``performance.md`` 3.3 of the design)."""
 
 
@@ -143,3 +146,33 @@ class Engines(Protocol):
         Raises:
             ConnectError: Refused, unreachable, or not connected within ``timeout_s``.
         """
+
+
+class Companion(Protocol):
+    """The worker's side of the link to its companion: never blocks, survives its death.
+
+    What is reported is summed up and sent at most once per loop pass. Metric names and labels are
+    those of ``metrics.py``.
+    """
+
+    @property
+    def snapshot(self) -> PoolSnapshot:
+        """The last pool snapshot received; seq 0 before the first."""
+
+    def on_snapshot(self, callback: Callable[[PoolSnapshot], None]) -> None:
+        """Have ``callback`` called with each new snapshot."""
+
+    def leg_began(self, endpoint: str, prompt_tokens: int) -> None:
+        """Report a leg that goes out."""
+
+    def leg_ended(self, endpoint: str, prompt_tokens: int, outcome: Outcome | None) -> None:
+        """Report its end; without an outcome the endpoint is neither to praise nor to blame."""
+
+    def lease(self, event: LeaseEvent) -> None:
+        """Report one step of one lease."""
+
+    def count(self, name: str, labels: tuple[str, ...], amount: float = 1.0) -> None:
+        """Add to a counter."""
+
+    def observe(self, name: str, labels: tuple[str, ...], value: float) -> None:
+        """Add one value to a histogram."""

@@ -1,0 +1,185 @@
+"""All programs of one run of ``pdcluster up``, at one moment.
+
+Pure. A frozen snapshot; :func:`observed` makes the next one from what happened, :mod:`planning`
+decides what to do about it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TypeAlias
+
+from pdcluster_api.proxy_config import EndpointsFile, Role
+from pdcluster_cli.up.lifecycle import STEADY_S, Event, Phase, backoff_s, next_phase
+from pdcluster_operator.program.engine import endpoint_of
+from pdcluster_operator.program.programs import EngineProgram, ProxyProgram
+
+__all__ = [
+    "Fleet",
+    "Kind",
+    "Member",
+    "Program",
+    "endpoints_of",
+    "is_ready",
+    "observed",
+    "probed",
+]
+
+Program: TypeAlias = EngineProgram | ProxyProgram
+
+
+class Kind(StrEnum):
+    """What a member is."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    PROXY = "proxy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One program of the fleet.
+
+    Attributes:
+        name: Unique among all members that live at the same time.
+        kind: What it is.
+        identity: What its program is apart from its place; members of equal identity replace one
+            another.
+        program: The program.
+        wanted: It belongs to what the file asks for; else it is on its way out.
+        phase: Where it is in its life.
+        since: When it entered that phase, monotonic seconds.
+        launches: Processes started for it so far.
+        failures: Unplanned ends in a row.
+        launch_at: When to launch it (again); None while it lives or has left.
+        was_ready: It has been ready at least once.
+        missed: Failed probes in a row since it was last well.
+        stopping: It was sent TERM or KILL.
+        exit_code: How its last process ended.
+        pid: Its guard's process id while it lives.
+    """
+
+    name: str
+    kind: Kind
+    identity: str
+    program: Program
+    wanted: bool = True
+    phase: Phase = Phase.EXITED
+    since: float
+    launches: int = 0
+    failures: int = 0
+    launch_at: float | None = None
+    was_ready: bool = False
+    missed: int = 0
+    stopping: bool = False
+    exit_code: int | None = None
+    pid: int | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a process exists for it."""
+        return self.phase is not Phase.EXITED
+
+    @property
+    def has_failed_to_start(self) -> bool:
+        """Whether it ended, was launched before, and has never been ready."""
+        return not self.is_alive and self.launches > 0 and not self.was_ready
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """All members, and whether the whole is to end.
+
+    Attributes:
+        members: In the order in which they were added.
+        ending: Everything is to drain and end.
+        settle_s: How long a draining engine waits for the proxy to learn of it.
+    """
+
+    members: tuple[Member, ...] = ()
+    ending: bool = False
+    settle_s: float
+
+    def member(self, name: str) -> Member | None:
+        """Return the member of that name."""
+        return next((member for member in self.members if member.name == name), None)
+
+    def with_member(self, changed: Member) -> Fleet:
+        """Return the fleet with one member in place of the one of its name."""
+        return replace(
+            self,
+            members=tuple(
+                changed if member.name == changed.name else member for member in self.members
+            ),
+        )
+
+
+def observed(member: Member, event: Event, *, now: float, exit_code: int | None = None) -> Member:
+    """Return the member after an event.
+
+    Args:
+        member: The member before it.
+        event: What happened.
+        now: Monotonic seconds.
+        exit_code: With ``ENDED``: how its process ended.
+
+    Raises:
+        ImpossibleEventError: The event cannot happen in the member's phase.
+    """
+    phase = next_phase(member.phase, event)
+    since = member.since if phase is member.phase else now
+    changed = replace(member, phase=phase, since=since)
+    if event is Event.LAUNCHED:
+        return replace(changed, launches=member.launches + 1, launch_at=None, missed=0)
+    if event is Event.ANSWERED:
+        return replace(changed, was_ready=member.was_ready or phase is Phase.READY, missed=0)
+    if event is not Event.ENDED:
+        return changed
+    recovered = member.phase is Phase.READY and now - member.since >= STEADY_S
+    failures = 1 if recovered else member.failures + 1
+    again = member.wanted and member.phase is not Phase.DRAINING
+    return replace(
+        changed,
+        exit_code=exit_code,
+        failures=failures,
+        launch_at=now + backoff_s(failures) if again else None,
+        stopping=False,
+        pid=None,
+    )
+
+
+def probed(member: Member, *, well: bool, now: float) -> Member:
+    """Return a living member after its probe."""
+    if well:
+        return observed(member, Event.ANSWERED, now=now)
+    return replace(member, missed=member.missed + 1)
+
+
+def is_ready(fleet: Fleet) -> bool:
+    """Whether everything that is wanted serves."""
+    wanted = [member for member in fleet.members if member.wanted]
+    return bool(wanted) and all(member.phase is Phase.READY for member in wanted)
+
+
+def endpoints_of(fleet: Fleet) -> EndpointsFile:
+    """Return what the proxy should know: engines that serve, and those that drain.
+
+    An engine that still loads or has ended is left out: the proxy could only fail on it.
+    """
+    return EndpointsFile(
+        endpoints=tuple(
+            endpoint_of(
+                member.program, name=member.name, draining=member.phase is Phase.DRAINING
+            )
+            for member in fleet.members
+            if isinstance(member.program, EngineProgram)
+            and member.was_ready
+            and member.phase in {Phase.READY, Phase.DRAINING}
+        )
+    )
+
+
+def kind_of(role: Role) -> Kind:
+    """Return what an engine of a role is."""
+    return Kind.PREFILL if role is Role.PREFILL else Kind.DECODE

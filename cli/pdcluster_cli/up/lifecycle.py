@@ -1,0 +1,94 @@
+"""The life of one program under ``pdcluster up``, as a table.
+
+Pure. A program is *starting* until it says anything, *loading* until it answers its probe, *ready*
+while it serves, *draining* once it was told to leave, *exited* when it has ended. One that exited
+while it is still wanted is launched again, later each time it fails in a row; that is decided in
+:mod:`planning`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+__all__ = ["TRANSITIONS", "Event", "ImpossibleEventError", "Phase", "backoff_s", "next_phase"]
+
+_BACKOFF_FIRST_S: Final = 1.0
+_BACKOFF_MAX_S: Final = 60.0
+STEADY_S: Final = 60.0
+"""A program that was ready for this long has recovered: its next failure counts as the first."""
+
+
+class Phase(StrEnum):
+    """Where a program is in its life."""
+
+    STARTING = "starting"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    EXITED = "exited"
+
+
+class Event(StrEnum):
+    """What happens to a program."""
+
+    LAUNCHED = "launched"
+    """A process was started for it."""
+    SPOKE = "spoke"
+    """It wrote to its log."""
+    ANSWERED = "answered"
+    """Its probe succeeded."""
+    TOLD_TO_LEAVE = "told-to-leave"
+    """It gets no new work from now on."""
+    ENDED = "ended"
+    """Its process has ended."""
+
+
+class ImpossibleEventError(Exception):
+    """An event that cannot happen in this phase: a bug of ours."""
+
+
+TRANSITIONS: Final[Mapping[tuple[Phase, Event], Phase]] = {
+    (Phase.STARTING, Event.SPOKE): Phase.LOADING,
+    (Phase.STARTING, Event.ANSWERED): Phase.READY,
+    (Phase.STARTING, Event.TOLD_TO_LEAVE): Phase.DRAINING,
+    (Phase.STARTING, Event.ENDED): Phase.EXITED,
+    (Phase.LOADING, Event.SPOKE): Phase.LOADING,
+    (Phase.LOADING, Event.ANSWERED): Phase.READY,
+    (Phase.LOADING, Event.TOLD_TO_LEAVE): Phase.DRAINING,
+    (Phase.LOADING, Event.ENDED): Phase.EXITED,
+    (Phase.READY, Event.SPOKE): Phase.READY,
+    (Phase.READY, Event.ANSWERED): Phase.READY,
+    (Phase.READY, Event.TOLD_TO_LEAVE): Phase.DRAINING,
+    (Phase.READY, Event.ENDED): Phase.EXITED,
+    (Phase.DRAINING, Event.SPOKE): Phase.DRAINING,
+    (Phase.DRAINING, Event.ANSWERED): Phase.DRAINING,
+    (Phase.DRAINING, Event.TOLD_TO_LEAVE): Phase.DRAINING,
+    (Phase.DRAINING, Event.ENDED): Phase.EXITED,
+    (Phase.EXITED, Event.LAUNCHED): Phase.STARTING,
+    (Phase.EXITED, Event.TOLD_TO_LEAVE): Phase.EXITED,
+}
+"""Every pair that can happen. The others are errors: a living program is not launched, a dead one
+neither speaks nor answers nor ends."""
+
+
+def next_phase(phase: Phase, event: Event) -> Phase:
+    """Return the phase after an event.
+
+    Raises:
+        ImpossibleEventError: The event cannot happen in this phase.
+    """
+    try:
+        return TRANSITIONS[phase, event]
+    except KeyError:
+        raise ImpossibleEventError(f"{event} while {phase}") from None
+
+
+def backoff_s(failures: int) -> float:
+    """Return how long to wait before the next launch.
+
+    Args:
+        failures: Failures in a row, 1 for the first.
+    """
+    return min(_BACKOFF_FIRST_S * 2.0 ** max(0, failures - 1), _BACKOFF_MAX_S)

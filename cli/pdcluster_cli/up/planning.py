@@ -1,0 +1,146 @@
+"""What to do next: from a snapshot of the fleet to actions.
+
+Pure and level-triggered: it looks at what is, not at what happened, so it may be asked at any moment
+and as often as one likes. The rules, in the order of importance:
+
+- Ending: the proxy leaves first (it lets running exchanges finish), then prefill engines (they wait
+  for their leases to be read), then decode engines.
+- What is wanted and has ended is launched when its back-off is over.
+- What is no longer wanted leaves only when all that is wanted serves; prefill engines first, since a
+  request that was prefilled on one needs a decode engine of the same revision; each is taken out of
+  the proxy's list a moment before it is stopped.
+- What takes longer than its start-up budget, or stopped answering, is killed; what is wanted comes
+  back by the second rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from pdcluster_cli.up.fleet import Fleet, Kind, Member, is_ready
+from pdcluster_cli.up.lifecycle import Phase
+
+__all__ = ["Action", "Drain", "Forget", "Kill", "Launch", "Terminate", "overdue", "plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Start a process for a member."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Take a member out of the proxy's list; it goes on serving what it has."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """Ask a member to stop; its guard gives it its grace."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End a member and its tree at once."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """A member has left; nothing of it remains."""
+
+    name: str
+
+
+Action: TypeAlias = Launch | Drain | Terminate | Kill | Forget
+
+
+def plan(fleet: Fleet, *, now: float) -> tuple[Action, ...]:
+    """Return what to do now, at most one action per member.
+
+    Args:
+        fleet: The snapshot.
+        now: Monotonic seconds.
+    """
+    if fleet.ending:
+        return tuple(_ending(fleet))
+    actions: list[Action] = []
+    for member in fleet.members:
+        action = _wanted(member, now) if member.wanted else _unwanted(member, fleet, now)
+        if action is not None:
+            actions.append(action)
+    return tuple(actions)
+
+
+def overdue(member: Member, *, now: float) -> bool:
+    """Whether a member has used up its start-up budget without ever having answered."""
+    return (
+        member.phase in {Phase.STARTING, Phase.LOADING}
+        and now - _launched_at(member) >= member.program.probes.startup.budget_s
+    )
+
+
+def _launched_at(member: Member) -> float:
+    # Loading begins when the first line is written, moments after the launch.
+    return member.since
+
+
+def _ending(fleet: Fleet) -> Iterator[Action]:
+    alive = {member.kind for member in fleet.members if member.is_alive}
+    first = next((kind for kind in (Kind.PROXY, Kind.PREFILL, Kind.DECODE) if kind in alive), None)
+    for member in fleet.members:
+        if member.is_alive and not member.stopping:
+            # Without a single answer it holds nothing worth waiting for.
+            if not member.was_ready:
+                yield Kill(member.name)
+            elif member.kind is first:
+                yield Terminate(member.name)
+
+
+def _wanted(member: Member, now: float) -> Action | None:
+    if not member.is_alive:
+        due = member.launch_at is not None and now >= member.launch_at
+        return Launch(member.name) if due else None
+    silent = (
+        member.phase is Phase.READY and member.missed >= member.program.probes.liveness.failures
+    )
+    if (silent or overdue(member, now=now)) and not member.stopping:
+        return Kill(member.name)
+    return None
+
+
+def _unwanted(member: Member, fleet: Fleet, now: float) -> Action | None:
+    if not member.is_alive:
+        return Forget(member.name)
+    if member.stopping:
+        return None
+    if not member.was_ready:
+        return Kill(member.name)
+    if not _may_leave(member, fleet):
+        return None
+    if member.kind is Kind.PROXY:
+        return Terminate(member.name)
+    if member.phase is not Phase.DRAINING:
+        return Drain(member.name)
+    return Terminate(member.name) if now - member.since >= fleet.settle_s else None
+
+
+def _may_leave(member: Member, fleet: Fleet) -> bool:
+    if not is_ready(fleet):
+        return False
+    if member.kind is not Kind.DECODE:
+        return True
+    # Whatever an old prefill engine has granted can only be read by a decode engine of its kind.
+    stays = any(other.wanted and other.identity == member.identity for other in fleet.members)
+    return stays or not any(
+        other.kind is Kind.PREFILL and not other.wanted and other.is_alive
+        for other in fleet.members
+    )

@@ -1,0 +1,170 @@
+"""What of the resource is honoured, by whom.
+
+Pure. Two tables. What no program honours yet is refused by path, so that nobody relies on it; a row
+goes when its program comes. What only a Kubernetes cluster can honour is accepted everywhere and
+listed by ``pdcluster render`` and ``pdcluster up``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic import BaseModel
+
+from pdcluster_api.problems import Path, Problem, format_path
+from pdcluster_api.proxy_config import KeeperMode, PrefillPolicy
+from pdcluster_api.v1alpha1 import PDCluster, PDClusterSpec
+
+__all__ = ["KEEPER", "KUBERNETES_ONLY", "NOT_YET", "NotYet", "kubernetes_only", "not_yet"]
+
+KEEPER: Final = KeeperMode.ABSENT
+"""The lease keeper is not built yet: whatever ``proxy.leaseKeeper`` says, nobody renews a lease
+between prefill's and decode's answer, and the hand-off deadlines without a keeper hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotYet:
+    """A wish that no program honours yet.
+
+    Attributes:
+        path: The field.
+        is_asked: Whether the spec asks for it.
+        remedy: What to write instead.
+    """
+
+    path: Path
+    is_asked: Callable[[PDClusterSpec], bool]
+    remedy: str
+
+
+def _asks_affinity(spec: PDClusterSpec) -> bool:
+    # Only where it was written: the field's default stands for "as good as the proxy can".
+    policy = spec.proxy.policy
+    return "prefill" in policy.model_fields_set and policy.prefill is PrefillPolicy.PREFIX_AFFINITY
+
+
+NOT_YET: Final = (
+    NotYet(
+        path=("spec", "prefill", "autoscaling"),
+        is_asked=lambda spec: spec.prefill.autoscaling is not None,
+        remedy="set replicas instead",
+    ),
+    NotYet(
+        path=("spec", "decode", "autoscaling"),
+        is_asked=lambda spec: spec.decode.autoscaling is not None,
+        remedy="set replicas instead",
+    ),
+    NotYet(
+        path=("spec", "prefill", "tensorParallelSize"),
+        is_asked=lambda spec: spec.prefill.tensor_parallel_size > 1,
+        remedy="leave it at 1",
+    ),
+    NotYet(
+        path=("spec", "decode", "tensorParallelSize"),
+        is_asked=lambda spec: spec.decode.tensor_parallel_size > 1,
+        remedy="leave it at 1",
+    ),
+    NotYet(
+        path=("spec", "prefill", "pipelineParallelSize"),
+        is_asked=lambda spec: spec.prefill.pipeline_parallel_size > 1,
+        remedy="leave it at 1",
+    ),
+    NotYet(
+        path=("spec", "decode", "pipelineParallelSize"),
+        is_asked=lambda spec: spec.decode.pipeline_parallel_size > 1,
+        remedy="leave it at 1",
+    ),
+    NotYet(
+        path=("spec", "prefill", "dataParallelSize"),
+        is_asked=lambda spec: spec.prefill.data_parallel_size > 1,
+        remedy="leave it at 1 and set replicas",
+    ),
+    NotYet(
+        path=("spec", "decode", "dataParallelSize"),
+        is_asked=lambda spec: spec.decode.data_parallel_size > 1,
+        remedy="leave it at 1 and set replicas",
+    ),
+    NotYet(
+        path=("spec", "prefill", "nodes"),
+        is_asked=lambda spec: spec.prefill.nodes > 1,
+        remedy="leave it at 1",
+    ),
+    NotYet(
+        path=("spec", "decode", "nodes"),
+        is_asked=lambda spec: spec.decode.nodes > 1,
+        remedy="leave it at 1",
+    ),
+    NotYet(
+        path=("spec", "kvTransfer", "bidirectional"),
+        is_asked=lambda spec: spec.kv_transfer.bidirectional,
+        remedy="leave it at false",
+    ),
+    NotYet(
+        path=("spec", "kvTransfer", "extraConnectors"),
+        is_asked=lambda spec: bool(spec.kv_transfer.extra_connectors),
+        remedy="leave it out",
+    ),
+    NotYet(
+        path=("spec", "proxy", "policy", "prefill"),
+        is_asked=_asks_affinity,
+        remedy="leave it out, or set LeastLoad, which is what the proxy does so far",
+    ),
+)
+
+
+def not_yet(cluster: PDCluster) -> tuple[Problem, ...]:
+    """Return what the resource asks for and no program honours yet."""
+    return tuple(
+        Problem(path=row.path, message=f"not yet supported; {row.remedy}")
+        for row in NOT_YET
+        if row.is_asked(cluster.spec)
+    )
+
+
+_ROLE_FIELDS: Final = ("image", "resources", "podTemplate")
+_ENGINE_FIELDS: Final = ("image", "imagePullPolicy", "imagePullSecrets")
+_PROXY_FIELDS: Final = (
+    "replicas",
+    "image",
+    "resources",
+    "service",
+    "apiKeysSecretRef",
+    "tlsSecretRef",
+)
+KUBERNETES_ONLY: Final[tuple[Path, ...]] = (
+    ("spec", "model", "tokenSecretRef"),
+    ("spec", "model", "cache"),
+    *(("spec", "engine", name) for name in _ENGINE_FIELDS),
+    *(("spec", role, name) for role in ("prefill", "decode") for name in _ROLE_FIELDS),
+    *(("spec", "proxy", name) for name in _PROXY_FIELDS),
+    ("spec", "drain", "terminationGracePeriodSeconds"),
+    ("spec", "rollout"),
+    ("spec", "ratio"),
+    ("spec", "networkPolicy"),
+    ("spec", "monitoring"),
+)
+"""Fields that need a cluster: images, Secrets, claims, Services, pods."""
+
+
+def kubernetes_only(cluster: PDCluster) -> tuple[str, ...]:
+    """Return the fields the user wrote that only a Kubernetes cluster can honour, as paths."""
+    written = tuple(_written(cluster, ()))
+    fields = [path for path in KUBERNETES_ONLY if path in written]
+    fields += [path for path in written if path[-1] == "valueFrom" and "env" in path]
+    return tuple(format_path(path) for path in fields)
+
+
+def _written(node: object, path: Path) -> Iterator[Path]:
+    """Yield the path of every field that stood in the file."""
+    if isinstance(node, BaseModel):
+        fields = type(node).model_fields
+        for name in fields:
+            if name in node.model_fields_set:
+                here = (*path, fields[name].alias or name)
+                yield here
+                yield from _written(getattr(node, name), here)
+    elif isinstance(node, tuple):
+        for index, item in enumerate(node):
+            yield from _written(item, (*path, index))

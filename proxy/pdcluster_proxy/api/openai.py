@@ -1,0 +1,144 @@
+"""The OpenAI-compatible hot routes and the model list.
+
+Shell. The two hot routes are ASGI endpoint objects: no Request or Response is made for them.
+Bodies are judged by ``core/bodies.py``, exchanges run by ``exchange/runner.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from pdcluster_proxy.core.bodies import Api, parse_request
+from pdcluster_proxy.core.failures import Failure, FailureKind
+from pdcluster_proxy.core.headers import read_client_headers
+from pdcluster_proxy.errors import ClientGoneError, RejectedError
+from pdcluster_proxy.exchange.answer import ClientSide
+from pdcluster_proxy.exchange.runner import Runner
+from pdcluster_proxy.exchange.worker import Worker
+
+__all__ = ["ExchangeEndpoint", "ModelsEndpoint", "read_body"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class ExchangeEndpoint:
+    """One hot route.
+
+    Args:
+        worker: What the worker's exchanges share.
+        api: The API family of the route.
+    """
+
+    def __init__(self, worker: Worker, api: Api) -> None:
+        self._worker = worker
+        self._api = api
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        worker = self._worker
+        headers = read_client_headers(scope["headers"])
+        request_id = headers.request_id or worker.new_id()
+        client = ClientSide(scope, receive, send, request_id=request_id)
+        worker.note_request()
+        try:
+            _check_encoding(headers.content_encoding)
+            body = await read_body(receive, worker.bounds.max_body_bytes)
+            request = parse_request(body, api=self._api, model=worker.config.model)
+            await Runner(worker, request, headers, client).run()
+        except RejectedError as error:
+            self._count(error.status_code, error.code)
+            await client.refuse(_rejection(error), param=error.param)
+        except ClientGoneError:
+            self._count(499, "client-gone")
+        except Exception:
+            # The outermost loop of a request: the process lives, the client gets our own shape.
+            _LOG.exception("exchange.failed", extra={"request_id": request_id})
+            self._count(500, "internal-error")
+            if client.status:
+                raise
+            message = "The proxy failed. This is a bug; the log holds the cause."
+            await client.refuse(Failure(FailureKind.BROKEN, 500, "internal-error", message))
+
+    def _count(self, status: int, code: str) -> None:
+        labels = (self._api.value, str(status), code)
+        self._worker.companion.count("requests_total", labels)
+
+
+class ModelsEndpoint:
+    """``/v1/models``: answered by the proxy, also while no engine is ready.
+
+    Args:
+        worker: Gives the served model name.
+        created: Unix seconds of the worker's start.
+    """
+
+    def __init__(self, worker: Worker, *, created: int) -> None:
+        name = worker.config.model
+        self._model = {"id": name, "object": "model", "created": created, "owned_by": "pdcluster"}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the list, or one model of it."""
+        wanted = Request(scope).path_params.get("model")
+        answer: Response
+        if wanted is None:
+            answer = JSONResponse({"object": "list", "data": [self._model]})
+        elif wanted == self._model["id"]:
+            answer = JSONResponse(self._model)
+        else:
+            answer = not_found(f"The model {wanted[:256]!r} does not exist.", "model-not-found")
+        await answer(scope, receive, send)
+
+
+def not_found(message: str, code: str) -> Response:
+    """Answer 404 in the API's shape."""
+    error = {"message": message, "type": "not_found_error", "param": None, "code": code}
+    return JSONResponse({"error": error}, status_code=404)
+
+
+async def read_body(receive: Receive, limit: int) -> bytes:
+    """Read a whole request body.
+
+    Raises:
+        RejectedError: It is larger than ``limit`` bytes (413).
+        ClientGoneError: The client left before its end.
+    """
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError("The client left before the request's end.")
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise RejectedError(
+                f"The request body is larger than {limit} bytes.",
+                status_code=413,
+                code="body-too-large",
+            )
+        parts.append(part)
+        if not message.get("more_body", False):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _check_encoding(encoding: bytes) -> None:
+    if encoding not in {b"", b"identity"}:
+        raise RejectedError(
+            "Compressed request bodies are not taken; send the body as it is.",
+            status_code=415,
+            code="content-encoding",
+        )
+
+
+def _rejection(error: RejectedError) -> Failure:
+    return Failure(
+        FailureKind.REFUSED,
+        error.status_code,
+        error.code,
+        str(error),
+        retry_after_s=error.retry_after_s,
+    )

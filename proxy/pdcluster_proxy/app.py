@@ -1,0 +1,97 @@
+"""The worker's application: routes, lifespan, what the exchanges share.
+
+Composition root: it knows everything and decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from random import Random
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from pdcluster_api.proxy_config import ProxyConfig
+from pdcluster_proxy.api.openai import ExchangeEndpoint, ModelsEndpoint
+from pdcluster_proxy.api.probes import healthz, readyz
+from pdcluster_proxy.core.bodies import Api
+from pdcluster_proxy.core.error_bodies import error_type
+from pdcluster_proxy.core.ports import Companion, Engines
+from pdcluster_proxy.exchange.journal import Journal
+from pdcluster_proxy.exchange.worker import Worker
+
+__all__ = ["create_app"]
+
+
+def create_app(
+    config: ProxyConfig,
+    engines: Engines,
+    link: Companion,
+    worker_index: int = 0,
+    num_workers: int = 1,
+) -> Starlette:
+    """Make one worker's application.
+
+    Args:
+        config: The proxy's configuration.
+        engines: The pooled engine client.
+        link: The worker's side of the link to its companion.
+        worker_index: Which worker this is.
+        num_workers: How many there are.
+    """
+    seed = int.from_bytes(os.urandom(8))
+    worker = Worker(
+        config,
+        workers=num_workers,
+        engines=engines,
+        companion=link,
+        journal=Journal(sys.stderr.buffer if config.exchange_log else None),
+        rng=Random(seed),  # noqa: S311 (breaks ties between engines, guards nothing)
+        nonce=f"{seed & 0xFFFF_FFFF:08x}{worker_index:02x}",
+    )
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        tick = asyncio.create_task(worker.tick())
+        yield
+        tick.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await tick
+        worker.journal.flush()
+
+    models = ModelsEndpoint(worker, created=int(time.time()))
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", ExchangeEndpoint(worker, Api.CHAT), methods=["POST"]),
+            Route("/v1/completions", ExchangeEndpoint(worker, Api.COMPLETIONS), methods=["POST"]),
+            Route("/v1/models", models, methods=["GET"]),
+            Route("/v1/models/{model:path}", models, methods=["GET"]),
+            Route("/healthz", healthz),
+            Route("/readyz", readyz(worker)),
+        ],
+        exception_handlers={HTTPException: _http_error},
+        lifespan=lifespan,
+    )
+    app.state.worker = worker
+    return app
+
+
+def _http_error(_request: Request, error: Exception) -> Response:
+    """Give routing's own refusals (404, 405) the API's shape."""
+    assert isinstance(error, HTTPException), "registered for nothing else"
+    code = {404: "unknown-route", 405: "method-not-allowed"}.get(error.status_code, "http-error")
+    body = {
+        "message": f"{error.detail}: this server has no such route or method.",
+        "type": error_type(error.status_code),
+        "param": None,
+        "code": code,
+    }
+    return JSONResponse({"error": body}, status_code=error.status_code, headers=error.headers)

@@ -1,0 +1,212 @@
+"""The endpoint machine: when an engine is left out of the pool, and when it returns.
+
+Pure. One table, (state, event) to a transition. The companion runs it for the whole proxy on what
+the workers report and on its own checks, so that one worker's bad experience spares the others.
+
+Theory of operation: a READY endpoint takes work. One failed connect, or three bad answers in a row,
+eject it: EJECTED endpoints get none. A local failure ends as soon as an active check passes, since
+the check proves the opposite; bad answers end after a time that doubles from 2.5 s to 10 s. Whoever
+returns is on probation: the next failure ejects it again at once. DRAINING endpoints finish what
+they have; GONE ones are dropped from the table. A client's fault (4xx) is never an event here.
+
+Source: Envoy's outlier detection; ``routing.md`` section 9.4 of the design.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from pdcluster_proxy.core.messages import EndpointState
+
+__all__ = ["TABLE", "EndpointEvent", "EndpointStatus", "may_eject", "step"]
+
+CONNECT_FAILURES_TO_EJECT: Final = 1
+"""A refused connect is proof enough."""
+UPSTREAM_FAILURES_TO_EJECT: Final = 3
+"""One bad answer may be the request's fault."""
+FIRST_EJECTION_S: Final = 2.5
+LONGEST_EJECTION_S: Final = 10.0
+"""A transient error must not condemn an endpoint: it is tried again within 10 s."""
+MAX_EJECTED_SHARE: Final = 0.5
+"""Never more than half of a role: then every endpoint serves, good or bad (panic)."""
+
+
+class EndpointEvent(StrEnum):
+    """What can happen to an endpoint."""
+
+    SUCCEEDED = "Succeeded"
+    FAILED_LOCALLY = "FailedLocally"
+    FAILED_UPSTREAM = "FailedUpstream"
+    CHECK_PASSED = "CheckPassed"
+    CHECK_FAILED = "CheckFailed"
+    DRAIN = "Drain"
+    UNDRAIN = "Undrain"
+    DELETED = "Deleted"
+    TICK = "Tick"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointStatus:
+    """One endpoint's standing.
+
+    Attributes:
+        state: Where it is in the machine.
+        upstream_failures: Bad answers in a row.
+        ejections: Ejections since it last proved itself; sets the length of the next one.
+        until: Monotonic instant the present ejection ends at, or None where a check ends it.
+        on_probation: It has returned and not yet served.
+        draining: Remembered through an ejection, so that it returns to DRAINING.
+    """
+
+    state: EndpointState = EndpointState.READY
+    upstream_failures: int = 0
+    ejections: int = 0
+    until: float | None = None
+    on_probation: bool = False
+    draining: bool = False
+
+
+Rule = Callable[[EndpointStatus, float, bool], EndpointStatus]
+"""(status, now, whether an ejection is allowed) to the next status."""
+
+
+def step(
+    status: EndpointStatus, event: EndpointEvent, *, now: float, ejection_allowed: bool = True
+) -> EndpointStatus:
+    """Apply one event.
+
+    Args:
+        status: The endpoint's standing.
+        event: What happened.
+        now: Monotonic seconds.
+        ejection_allowed: From :func:`may_eject`; without it failures are only counted.
+    """
+    return TABLE[status.state, event](status, now, ejection_allowed)
+
+
+def may_eject(states: Mapping[str, EndpointState], name: str) -> bool:
+    """Tell whether ``name`` may be ejected without leaving half of its role or more out.
+
+    Args:
+        states: Every endpoint of one role.
+        name: One of them.
+    """
+    serving = [n for n, s in states.items() if s in {EndpointState.READY, EndpointState.EJECTED}]
+    ejected = sum(states[n] is EndpointState.EJECTED for n in serving if n != name)
+    return ejected + 1 <= len(serving) * MAX_EJECTED_SHARE
+
+
+def _stay(status: EndpointStatus, _now: float, _allowed: bool) -> EndpointStatus:  # noqa: FBT001 (Rule's shape)
+    return status
+
+
+def _proved(status: EndpointStatus, _now: float, _allowed: bool) -> EndpointStatus:  # noqa: FBT001 (Rule's shape)
+    """A good answer clears the record."""
+    if not (status.upstream_failures or status.ejections or status.on_probation):
+        return status
+    return replace(status, upstream_failures=0, ejections=0, on_probation=False)
+
+
+def _eject(status: EndpointStatus, *, until: float | None) -> EndpointStatus:
+    return replace(
+        status,
+        state=EndpointState.EJECTED,
+        upstream_failures=0,
+        ejections=status.ejections + 1,
+        until=until,
+        on_probation=False,
+    )
+
+
+def _failed_locally(status: EndpointStatus, _now: float, allowed: bool) -> EndpointStatus:  # noqa: FBT001 (Rule's shape)
+    return _eject(status, until=None) if allowed else status
+
+
+def _failed_upstream(status: EndpointStatus, now: float, allowed: bool) -> EndpointStatus:  # noqa: FBT001 (Rule's shape)
+    failures = status.upstream_failures + 1
+    enough = status.on_probation or failures >= UPSTREAM_FAILURES_TO_EJECT
+    if not (enough and allowed):
+        return replace(status, upstream_failures=failures)
+    length = min(LONGEST_EJECTION_S, FIRST_EJECTION_S * 2.0**status.ejections)
+    return _eject(status, until=now + length)
+
+
+def _return(status: EndpointStatus) -> EndpointStatus:
+    state = EndpointState.DRAINING if status.draining else EndpointState.READY
+    return replace(status, state=state, until=None, on_probation=True)
+
+
+def _check_passed(status: EndpointStatus, _now: float, _allowed: bool) -> EndpointStatus:  # noqa: FBT001 (Rule's shape)
+    """A passed check answers a failed connect, not a bad answer."""
+    return _return(status) if status.until is None else status
+
+
+def _tick(status: EndpointStatus, now: float, _allowed: bool) -> EndpointStatus:  # noqa: FBT001 (Rule's shape)
+    over = status.until is not None and now >= status.until
+    return _return(status) if over else status
+
+
+def _drain(status: EndpointStatus, _now: float, _allowed: bool) -> EndpointStatus:  # noqa: FBT001 (Rule's shape)
+    state = EndpointState.DRAINING if status.state is EndpointState.READY else status.state
+    return replace(status, state=state, draining=True)
+
+
+def _undrain(status: EndpointStatus, _now: float, _allowed: bool) -> EndpointStatus:  # noqa: FBT001 (Rule's shape)
+    state = EndpointState.READY if status.state is EndpointState.DRAINING else status.state
+    return replace(status, state=state, draining=False)
+
+
+def _delete(status: EndpointStatus, _now: float, _allowed: bool) -> EndpointStatus:  # noqa: FBT001 (Rule's shape)
+    return replace(status, state=EndpointState.GONE)
+
+
+_READY: Final = {
+    EndpointEvent.SUCCEEDED: _proved,
+    EndpointEvent.FAILED_LOCALLY: _failed_locally,
+    EndpointEvent.FAILED_UPSTREAM: _failed_upstream,
+    EndpointEvent.CHECK_PASSED: _stay,
+    EndpointEvent.CHECK_FAILED: _failed_locally,
+    EndpointEvent.DRAIN: _drain,
+    EndpointEvent.UNDRAIN: _stay,
+    EndpointEvent.DELETED: _delete,
+    EndpointEvent.TICK: _stay,
+}
+_EJECTED: Final = {
+    # Legs that were open at the ejection may still end; they change nothing.
+    EndpointEvent.SUCCEEDED: _stay,
+    EndpointEvent.FAILED_LOCALLY: _stay,
+    EndpointEvent.FAILED_UPSTREAM: _stay,
+    EndpointEvent.CHECK_PASSED: _check_passed,
+    EndpointEvent.CHECK_FAILED: _stay,
+    EndpointEvent.DRAIN: _drain,
+    EndpointEvent.UNDRAIN: _undrain,
+    EndpointEvent.DELETED: _delete,
+    EndpointEvent.TICK: _tick,
+}
+_DRAINING: Final = {
+    # No new work goes there, so there is nothing to eject it from.
+    EndpointEvent.SUCCEEDED: _stay,
+    EndpointEvent.FAILED_LOCALLY: _stay,
+    EndpointEvent.FAILED_UPSTREAM: _stay,
+    EndpointEvent.CHECK_PASSED: _stay,
+    EndpointEvent.CHECK_FAILED: _stay,
+    EndpointEvent.DRAIN: _stay,
+    EndpointEvent.UNDRAIN: _undrain,
+    EndpointEvent.DELETED: _delete,
+    EndpointEvent.TICK: _stay,
+}
+
+TABLE: Final[Mapping[tuple[EndpointState, EndpointEvent], Rule]] = {
+    (state, event): rule
+    for state, rules in (
+        (EndpointState.READY, _READY),
+        (EndpointState.EJECTED, _EJECTED),
+        (EndpointState.DRAINING, _DRAINING),
+        # An endpoint that is gone hears nothing any more; discovery makes a new one.
+        (EndpointState.GONE, dict.fromkeys(EndpointEvent, _stay)),
+    )
+    for event, rule in rules.items()
+}

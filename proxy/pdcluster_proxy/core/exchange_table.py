@@ -1,0 +1,310 @@
+"""The exchange machine's table: every pair of state and event, possible or not.
+
+Pure. The states, events and commands are explained in ``core/exchange.py``; the diagram in
+``docs/state-machines.md`` is rendered from this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from pdcluster_lease.errors import LocalProtocolError
+from pdcluster_proxy.core.exchange import (
+    MAX_LATE_HAND_OFFS,
+    MAX_PREFILL_TRIES,
+    MAX_PREFILL_TRIES_BROKEN,
+    MAX_SPENT_PARAMS,
+    AbortLeg,
+    Admitted,
+    AwaitDecode,
+    ClientGone,
+    Command,
+    ConnectDecode,
+    DeadlinePassed,
+    DecodeConnected,
+    DecodePicked,
+    EndLease,
+    Event,
+    Exchange,
+    FirstEvent,
+    NoEndpoint,
+    Outcome,
+    PickDecode,
+    PickPrefill,
+    PrefillPicked,
+    PrefillReplied,
+    Refuse,
+    Relay,
+    Respond,
+    SendDecode,
+    SendPrefill,
+    State,
+    StreamError,
+    UpstreamEnded,
+    UpstreamFailed,
+    refusal,
+)
+from pdcluster_proxy.core.failures import Failure, FailureKind
+
+__all__ = ["IMPOSSIBLE", "TABLE", "Rule", "is_within_deadline", "step"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row: what decides, and which states it may lead to."""
+
+    # The row's key fixes the event's type; a table of functions can't say so to the checker.
+    apply: Callable[[Exchange, Any, float], Outcome]
+    to: tuple[State, ...]
+
+
+def step(exchange: Exchange, event: Event, *, now: float) -> Outcome:
+    """Apply one event.
+
+    Args:
+        exchange: The exchange before it.
+        event: What happened.
+        now: Monotonic seconds.
+
+    Returns:
+        The exchange afterwards, and what to do, in order.
+
+    Raises:
+        LocalProtocolError: The pair cannot happen: a bug of ours.
+    """
+    rule = TABLE.get((exchange.state, type(event)))
+    if rule is None:
+        raise LocalProtocolError(f"{type(event).__name__} cannot happen in {exchange.state}")
+    return rule.apply(exchange, event, now)
+
+
+def is_within_deadline(exchange: Exchange, now: float) -> bool:
+    """Tell whether a decode leg may still begin."""
+    if exchange.grant is None or exchange.hand_off_s is None:
+        return True
+    return now <= exchange.grant.clock_start + exchange.hand_off_s
+
+
+# Rows ----------------------------------------------------------------------------------------
+
+
+def _admit(x: Exchange, _event: Admitted, _now: float) -> Outcome:
+    first: Command = PickPrefill() if x.two_legs else PickDecode()
+    return replace(x, state=State.ADMITTED), (first,)
+
+
+def _send_prefill(x: Exchange, event: PrefillPicked, _now: float) -> Outcome:
+    tries = x.prefill_tries + 1
+    picked = replace(x, state=State.PREFILLING, prefill=event.endpoint, prefill_tries=tries)
+    return picked, (SendPrefill(),)
+
+
+def _connect(x: Exchange, event: DecodePicked, _now: float) -> Outcome:
+    picked = replace(x, state=State.HANDING_OFF, decode=event.endpoint, hand_off_s=event.hand_off_s)
+    return picked, (ConnectDecode(),)
+
+
+def _nobody(x: Exchange, event: NoEndpoint, _now: float) -> Outcome:
+    if event.decode_only and x.two_legs and x.grant is None:
+        return replace(x, two_legs=False), (PickDecode(),)
+    return _fail(x, refusal(event.code, event.message))
+
+
+def _nobody_decodes(x: Exchange, _event: NoEndpoint, _now: float) -> Outcome:
+    """Wait in bounds; whoever could not be reached before is asked again."""
+    return replace(x, bad_decode=frozenset()), (AwaitDecode(),)
+
+
+def _granted(x: Exchange, event: PrefillReplied, _now: float) -> Outcome:
+    return replace(x, state=State.GRANTED, grant=event.grant, prefill_tries=0), (PickDecode(),)
+
+
+def _prefill_failed(x: Exchange, event: UpstreamFailed, _now: float) -> Outcome:
+    failure = event.failure
+    if failure.kind in {FailureKind.UNREACHED, FailureKind.BUSY}:
+        tries = MAX_PREFILL_TRIES
+    else:
+        tries = MAX_PREFILL_TRIES_BROKEN
+    final = failure.kind is FailureKind.REFUSED or not event.retry_allowed
+    if final or x.prefill_tries >= tries:
+        return _fail(x, failure)
+    again = replace(x, state=State.ADMITTED, prefill="", bad_prefill=x.bad_prefill | {x.prefill})
+    return again, (PickPrefill(),)
+
+
+def _connected(x: Exchange, _event: DecodeConnected, now: float) -> Outcome:
+    if is_within_deadline(x, now):
+        return replace(x, state=State.DECODING), (SendDecode(),)
+    # The lease may end before D's first heartbeat counts: nothing is sent, prefill again.
+    if x.late_hand_offs >= MAX_LATE_HAND_OFFS:
+        late = "The hand-off to a decode engine came too late. Retry the request."
+        return _fail(x, refusal("hand-off-late", late), release=True)
+    again = replace(
+        x,
+        state=State.ADMITTED,
+        prefill="",
+        decode="",
+        grant=None,
+        hand_off_s=None,
+        late_hand_offs=x.late_hand_offs + 1,
+    )
+    return again, (AbortLeg(), EndLease(release=True), PickPrefill())
+
+
+def _connect_failed(x: Exchange, event: UpstreamFailed, _now: float) -> Outcome:
+    """Class 1: D accepted nothing, so the params are still good."""
+    if not event.retry_allowed:
+        return _fail(x, event.failure, release=True)
+    state = State.GRANTED if x.two_legs else State.ADMITTED
+    again = replace(x, state=state, decode="", bad_decode=x.bad_decode | {x.decode})
+    return again, (PickDecode(),)
+
+
+def _decode_failed(x: Exchange, event: UpstreamFailed, _now: float) -> Outcome:
+    """Class 2: D may have read, so the params are spent whatever happened."""
+    failure = event.failure
+    end: tuple[Command, ...] = (EndLease(release=failure.answered),) if x.grant else ()
+    final = (
+        failure.kind is FailureKind.REFUSED
+        or not (event.retry_allowed and event.other_decode)
+        or x.spent_params >= MAX_SPENT_PARAMS
+    )
+    if final:
+        failed = replace(x, state=State.FAILED, grant=None)
+        return failed, (AbortLeg(), *end, Refuse(failure))
+    again = replace(
+        x,
+        state=State.ADMITTED,
+        prefill="",
+        decode="",
+        grant=None,
+        hand_off_s=None,
+        spent_params=x.spent_params + 1,
+        bad_decode=x.bad_decode | {x.decode},
+    )
+    pick: Command = PickPrefill() if x.two_legs else PickDecode()
+    return again, (AbortLeg(), *end, pick)
+
+
+def _first_event(x: Exchange, _event: FirstEvent, _now: float) -> Outcome:
+    end: tuple[Command, ...] = (EndLease(release=False),) if x.grant else ()
+    return replace(x, state=State.STREAMING, grant=None), (*end, Relay())
+
+
+def _answered(x: Exchange, _event: UpstreamEnded, _now: float) -> Outcome:
+    end: tuple[Command, ...] = (EndLease(release=False),) if x.grant else ()
+    return replace(x, state=State.DONE, grant=None), (*end, Respond())
+
+
+def _stream_ended(x: Exchange, _event: UpstreamEnded, _now: float) -> Outcome:
+    return replace(x, state=State.DONE), ()
+
+
+def _stream_failed(x: Exchange, event: UpstreamFailed, _now: float) -> Outcome:
+    """Class 3: the client has seen a byte; the truncation is made visible."""
+    return replace(x, state=State.FAILED), (AbortLeg(), StreamError(event.failure))
+
+
+def _stream_overdue(x: Exchange, event: DeadlinePassed, _now: float) -> Outcome:
+    return replace(x, state=State.FAILED), (AbortLeg(), StreamError(event.failure))
+
+
+def _client_gone(x: Exchange, _event: ClientGone, _now: float) -> Outcome:
+    """Close what is out. Only where no engine can read any more is the lease released."""
+    commands: list[Command] = []
+    if x.state in {State.PREFILLING, State.HANDING_OFF, State.DECODING, State.STREAMING}:
+        commands.append(AbortLeg())
+    if x.grant is not None:
+        commands.append(EndLease(release=x.state is not State.DECODING))
+    return replace(x, state=State.CANCELLED, grant=None), tuple(commands)
+
+
+def _overdue(x: Exchange, event: DeadlinePassed, _now: float) -> Outcome:
+    return _fail(x, event.failure, release=x.state is not State.DECODING)
+
+
+def _stay(x: Exchange, _event: ClientGone | DeadlinePassed, _now: float) -> Outcome:
+    """It is over; what arrives late changes nothing."""
+    return x, ()
+
+
+def _fail(x: Exchange, failure: Failure, *, release: bool = True) -> Outcome:
+    commands: list[Command] = []
+    if x.state in {State.PREFILLING, State.HANDING_OFF, State.DECODING}:
+        commands.append(AbortLeg())
+    if x.grant is not None:
+        commands.append(EndLease(release=release))
+    commands.append(Refuse(failure))
+    return replace(x, state=State.FAILED, grant=None), tuple(commands)
+
+
+_LEAVE: Final = Rule(_client_gone, (State.CANCELLED,))
+_OVERDUE: Final = Rule(_overdue, (State.FAILED,))
+
+TABLE: Final[Mapping[tuple[State, type[Event]], Rule]] = {
+    (State.NEW, Admitted): Rule(_admit, (State.ADMITTED,)),
+    (State.NEW, ClientGone): _LEAVE,
+    (State.NEW, DeadlinePassed): _OVERDUE,
+    (State.ADMITTED, PrefillPicked): Rule(_send_prefill, (State.PREFILLING,)),
+    (State.ADMITTED, DecodePicked): Rule(_connect, (State.HANDING_OFF,)),
+    (State.ADMITTED, NoEndpoint): Rule(_nobody, (State.FAILED, State.ADMITTED)),
+    (State.ADMITTED, ClientGone): _LEAVE,
+    (State.ADMITTED, DeadlinePassed): _OVERDUE,
+    (State.PREFILLING, PrefillReplied): Rule(_granted, (State.GRANTED,)),
+    (State.PREFILLING, UpstreamFailed): Rule(_prefill_failed, (State.ADMITTED, State.FAILED)),
+    (State.PREFILLING, ClientGone): _LEAVE,
+    (State.PREFILLING, DeadlinePassed): _OVERDUE,
+    (State.GRANTED, DecodePicked): Rule(_connect, (State.HANDING_OFF,)),
+    (State.GRANTED, NoEndpoint): Rule(_nobody_decodes, (State.GRANTED,)),
+    (State.GRANTED, ClientGone): _LEAVE,
+    (State.GRANTED, DeadlinePassed): _OVERDUE,
+    (State.HANDING_OFF, DecodeConnected): Rule(
+        _connected, (State.DECODING, State.ADMITTED, State.FAILED)
+    ),
+    (State.HANDING_OFF, UpstreamFailed): Rule(
+        _connect_failed, (State.GRANTED, State.ADMITTED, State.FAILED)
+    ),
+    (State.HANDING_OFF, ClientGone): _LEAVE,
+    (State.HANDING_OFF, DeadlinePassed): _OVERDUE,
+    (State.DECODING, FirstEvent): Rule(_first_event, (State.STREAMING,)),
+    (State.DECODING, UpstreamEnded): Rule(_answered, (State.DONE,)),
+    (State.DECODING, UpstreamFailed): Rule(_decode_failed, (State.ADMITTED, State.FAILED)),
+    (State.DECODING, ClientGone): _LEAVE,
+    (State.DECODING, DeadlinePassed): _OVERDUE,
+    (State.STREAMING, UpstreamEnded): Rule(_stream_ended, (State.DONE,)),
+    (State.STREAMING, UpstreamFailed): Rule(_stream_failed, (State.FAILED,)),
+    (State.STREAMING, ClientGone): _LEAVE,
+    (State.STREAMING, DeadlinePassed): Rule(_stream_overdue, (State.FAILED,)),
+    (State.DONE, ClientGone): Rule(_stay, (State.DONE,)),
+    (State.DONE, DeadlinePassed): Rule(_stay, (State.DONE,)),
+    (State.FAILED, ClientGone): Rule(_stay, (State.FAILED,)),
+    (State.FAILED, DeadlinePassed): Rule(_stay, (State.FAILED,)),
+    (State.CANCELLED, ClientGone): Rule(_stay, (State.CANCELLED,)),
+    (State.CANCELLED, DeadlinePassed): Rule(_stay, (State.CANCELLED,)),
+}
+
+_PICKS: Final = (PrefillPicked, DecodePicked, NoEndpoint)
+_REPLIES: Final = (PrefillReplied, DecodeConnected, FirstEvent, UpstreamEnded, UpstreamFailed)
+_FINAL: Final = (Admitted, *_PICKS, *_REPLIES)
+
+IMPOSSIBLE: Final[Mapping[State, tuple[type[Event], ...]]] = {
+    # Nothing was picked or sent before admission.
+    State.NEW: (*_PICKS, *_REPLIES),
+    # No leg is out.
+    State.ADMITTED: (Admitted, *_REPLIES),
+    State.PREFILLING: (Admitted, *_PICKS, DecodeConnected, FirstEvent, UpstreamEnded),
+    # The prefill leg has ended, no decode leg is out.
+    State.GRANTED: (Admitted, PrefillPicked, *_REPLIES),
+    # Nothing was sent, so nothing can be answered.
+    State.HANDING_OFF: (Admitted, *_PICKS, PrefillReplied, FirstEvent, UpstreamEnded),
+    State.DECODING: (Admitted, *_PICKS, PrefillReplied, DecodeConnected),
+    State.STREAMING: (Admitted, *_PICKS, PrefillReplied, DecodeConnected, FirstEvent),
+    # The runner stops at a final state.
+    State.DONE: _FINAL,
+    State.FAILED: _FINAL,
+    State.CANCELLED: _FINAL,
+}

@@ -1,0 +1,177 @@
+"""The pooled engine client: takes or opens connections, keeps idle ones, watches their time.
+
+Shell. One per worker. It implements :class:`~pdcluster_proxy.core.ports.Engines`; what one use of a
+connection does is in ``engine_leg.py``. Deliberately not here: retries, choice of endpoints, status
+codes, TLS.
+
+Idle connections are taken last in, first out, so that the warmest is used and the surplus ages out.
+One sweep per second looks at every connection; only the connect timeout is exact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from pdcluster_proxy.errors import ConnectError
+from pdcluster_proxy.wire.engine_socket import EngineSocket
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pdcluster_proxy.core.ports import Address
+    from pdcluster_proxy.wire.engine_leg import EngineLeg
+
+__all__ = ["EngineClient", "request_head"]
+
+IDLE_LIMIT_S = 4.0
+"""An idle connection older than this is closed; vLLM's uvicorn closes its own after 5 s."""
+
+SWEEP_INTERVAL_S = 1.0
+"""Grain of all bounds but the connect timeout: they strike at most this much late, never early."""
+
+
+class EngineClient:
+    """All connections of this process to engines.
+
+    Args:
+        idle_limit_s: Longest idle time of a pooled connection; keep it below the engines' own.
+        sweep_interval_s: Seconds between two looks at all connections.
+    """
+
+    def __init__(
+        self, *, idle_limit_s: float = IDLE_LIMIT_S, sweep_interval_s: float = SWEEP_INTERVAL_S
+    ) -> None:
+        self._idle_limit_s = idle_limit_s
+        self._sweep_interval_s = sweep_interval_s
+        # This is all the mutable state.
+        self._idle: dict[Address, dict[EngineSocket, None]] = {}  # A stack one can remove from.
+        self._open: set[EngineSocket] = set()
+        self._opened: Counter[Address] = Counter()
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    @property
+    def connections_opened(self) -> Mapping[Address, int]:
+        """Connections ever opened, per address: more than the load explains means no reuse."""
+        return self._opened
+
+    @property
+    def num_open(self) -> int:
+        """Connections open now, idle ones included."""
+        return len(self._open)
+
+    @property
+    def num_idle(self) -> int:
+        """Connections waiting in the pool."""
+        return sum(len(idle) for idle in self._idle.values())
+
+    async def connect(self, address: Address, *, timeout_s: float) -> EngineLeg:
+        """Take an idle connection or open one; nothing is sent.
+
+        Args:
+            address: The engine's HTTP API.
+            timeout_s: Bound on opening a connection, exact.
+
+        Raises:
+            ConnectError: Refused, unreachable, or not connected within ``timeout_s``.
+        """
+        idle = self._idle.get(address)
+        if idle:
+            oldest = time.monotonic() - self._idle_limit_s
+            while idle:
+                socket, _ = idle.popitem()
+                if socket.is_usable and socket.idle_since > oldest:
+                    return socket.begin()
+                socket.abort()
+        return await self._dial(address, timeout_s)
+
+    async def close(self) -> None:
+        """Close every connection; running legs fail with a lost connection."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        closing = tuple(self._open)
+        for socket in closing:
+            socket.abort()
+        await asyncio.gather(*(socket.closed for socket in closing))
+
+    async def _dial(self, address: Address, timeout_s: float) -> EngineLeg:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, socket = await loop.create_connection(
+                    lambda: EngineSocket(address, on_idle=self._return, on_closed=self._forget),
+                    address.host,
+                    address.port,
+                )
+        except TimeoutError as error:
+            raise ConnectError(
+                f"{address.host}:{address.port} did not accept a connection within {timeout_s:g} s."
+            ) from error
+        except OSError as error:
+            raise ConnectError(
+                f"Cannot connect to {address.host}:{address.port}: {error.strerror or error}."
+            ) from error
+        self._opened[address] += 1
+        self._open.add(socket)
+        if self._sweeper is None:
+            self._sweeper = loop.call_later(self._sweep_interval_s, self._sweep)
+        return socket.begin()
+
+    def _return(self, socket: EngineSocket) -> None:
+        self._idle.setdefault(socket.address, {})[socket] = None
+
+    def _forget(self, socket: EngineSocket) -> None:
+        self._open.discard(socket)
+        idle = self._idle.get(socket.address)
+        if idle:
+            idle.pop(socket, None)
+
+    def _sweep(self) -> None:
+        now = time.monotonic()
+        for socket in tuple(self._open):
+            socket.check(now=now, idle_limit_s=self._idle_limit_s)
+        self._sweeper = None
+        if self._open:
+            loop = asyncio.get_running_loop()
+            self._sweeper = loop.call_later(self._sweep_interval_s, self._sweep)
+
+
+def request_head(
+    method: str,
+    path: str,
+    address: Address,
+    headers: Sequence[tuple[bytes, bytes]],
+    body_len: int,
+) -> bytes:
+    r"""The head of one request, blank line included.
+
+    Args:
+        method: HTTP method.
+        path: Origin-form target.
+        address: Where it goes; becomes ``Host``.
+        headers: End-to-end fields in order, without ``Host`` and ``Content-Length``.
+        body_len: Length of the body in bytes.
+
+    Raises:
+        ValueError: A field has a line end in it: it would be two fields on the wire.
+    """
+    fields = [b"%b: %b\r\n" % field for field in headers]
+    head = b"%b%b%d\r\n\r\n" % (_head_start(method, path, address), b"".join(fields), body_len)
+    head = b"".join(
+        (_head_start(method, path, address), *fields, b"content-length: %d\r\n\r\n" % body_len)
+    )
+    if head.count(b"\n") != len(fields) + 4:
+        raise ValueError(
+            "A header field contains a line end; drop the field or refuse the request."
+        )
+    return head
+
+
+@functools.lru_cache(maxsize=1024)
+def _head_start(method: str, path: str, address: Address) -> bytes:
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return f"{method} {path} HTTP/1.1\r\nhost: {host}:{address.port}\r\n".encode()

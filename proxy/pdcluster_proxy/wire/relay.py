@@ -1,0 +1,277 @@
+"""The client's side of a response that is relayed, and of a client that leaves.
+
+Shell. :func:`relay_stream` copies an engine's event stream to the client; :func:`end_stream` ends
+the response it leaves open; :func:`watch_client` tells when the client goes while nothing is
+relayed.
+
+Our own server offers the scope extension :data:`RELAY_EXTENSION`: reads of the engine are then
+written to the client's transport in the read callback. Any other server, and HTTP/1.0 clients, get
+ordinary ASGI body messages.
+
+Source:
+    ``performance.md`` 3.1 and 3.3 of the design.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol, cast
+
+from pdcluster_proxy.core.ports import RelayEnd, RelayOutcome
+from pdcluster_proxy.wire.engine_leg import HOLD_LIMIT_BYTES, EngineLeg
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.types import Receive, Scope, Send
+
+    from pdcluster_proxy.core.ports import EngineConnection, EventEditor
+    from pdcluster_proxy.wire.leg_relay import LegRelay
+
+__all__ = [
+    "RELAY_EXTENSION",
+    "ClientPort",
+    "ClientWatch",
+    "end_stream",
+    "relay_stream",
+    "watch_client",
+]
+
+RELAY_EXTENSION = "pdcluster.relay"
+"""Key of the :class:`ClientPort` in ``scope["extensions"]``."""
+
+
+class ClientPort(Protocol):
+    """One client connection, as the server's protocol class offers it."""
+
+    @property
+    def is_gone(self) -> bool:
+        """The client has closed its connection, or is about to be closed."""
+
+    def write(self, data: bytes) -> None:
+        """Write bytes that are framed already."""
+
+    def attach(self, relay: LegRelay) -> None:
+        """Tell ``relay`` of a client that is slow, catches up or leaves."""
+
+    def detach(self) -> None:
+        """The relay has ended."""
+
+    def on_gone(self, callback: Callable[[], None]) -> None:
+        """Call back when the client leaves."""
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Do not call back any more."""
+
+    def close(self) -> None:
+        """Flush what is written, then close without ending the response."""
+
+
+class ClientWatch:
+    """Tells when the client has closed its connection.
+
+    Attributes:
+        gone: It has.
+    """
+
+    # This is all the mutable state.
+    __slots__ = ("_callbacks", "_stop", "gone")
+
+    def __init__(self, *, gone: bool = False) -> None:
+        self.gone = gone
+        self._callbacks: list[Callable[[], None]] = []
+        self._stop: Callable[[], object] = lambda: None
+
+    def on_gone(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once, when the client leaves; at once where it has left."""
+        if self.gone:
+            callback()
+        else:
+            self._callbacks.append(callback)
+
+    def close(self) -> None:
+        """Stop watching; no callback comes after this. Idempotent."""
+        self._callbacks.clear()
+        self._stop()
+
+    def note_gone(self) -> None:
+        """The client has left."""
+        self.gone = True
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    def stop_with(self, stop: Callable[[], object]) -> None:
+        """What :meth:`close` has to end."""
+        self._stop = stop
+
+
+def watch_client(scope: Scope, receive: Receive) -> ClientWatch:
+    """Watch for the client's departure, from now until the watch is closed.
+
+    The request's body must have been received whole. Close the watch before a relay begins: the
+    relay watches by itself, and without our server there is only one reader of ``receive``.
+    """
+    port = _client_port(scope)
+    if port is not None:
+        watch = ClientWatch(gone=port.is_gone)
+        port.on_gone(watch.note_gone)
+        watch.stop_with(lambda: port.forget(watch.note_gone))
+        return watch
+    watch = ClientWatch()
+    task = asyncio.get_running_loop().create_task(_receive_until_gone(receive, watch))
+    watch.stop_with(task.cancel)
+    return watch
+
+
+async def relay_stream(
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    connection: EngineConnection,
+    *,
+    status: int,
+    headers: list[tuple[bytes, bytes]],
+    editor: EventEditor,
+    idle_timeout_s: float,
+    first_edit: EventEditor | None = None,
+) -> RelayEnd:
+    """Start the response and relay the engine's whole event stream into it.
+
+    The response is left open: call :func:`end_stream`, unless the client is gone. The connection is
+    over either way: pooled where its body ended, closed where not.
+
+    Args:
+        scope: Of the request.
+        receive: Of the request; used where the server does not offer the extension.
+        send: Of the request.
+        connection: Its head has been received; its body has not been collected.
+        status: For the client.
+        headers: For the client; without Content-Length.
+        editor: Edits each event that contains one of ``EDIT_MARKS``.
+        idle_timeout_s: Longest silence of the engine, in seconds.
+        first_edit: Edits the first event, whatever it contains.
+
+    Returns:
+        How it ended: failures of engine or client are outcomes, never exceptions.
+    """
+    if not isinstance(connection, EngineLeg):
+        raise TypeError(f"Only connections of EngineClient can be relayed, not {connection!r}.")
+    try:
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        port = _client_port(scope)
+        if port is not None:
+            relay = connection.prepare_relay(
+                port.write,
+                editor=editor,
+                first_edit=first_edit,
+                frames_output=True,
+                idle_timeout_s=idle_timeout_s,
+            )
+            return await _relay_to_port(port, relay)
+        outbox = _Outbox()
+        relay = connection.prepare_relay(
+            outbox.write,
+            editor=editor,
+            first_edit=first_edit,
+            frames_output=False,
+            idle_timeout_s=idle_timeout_s,
+        )
+        return await _relay_as_messages(outbox, relay, receive, send)
+    except asyncio.CancelledError:
+        connection.abort()
+        raise
+
+
+async def end_stream(scope: Scope, send: Send, *, tail: bytes = b"", close: bool = False) -> None:
+    """End a response that :func:`relay_stream` has left open.
+
+    Args:
+        scope: Of the request.
+        send: Of the request.
+        tail: One last event, for example an error.
+        close: The answer is not whole: close the client's connection without the end of the body,
+            so that the truncation shows at every level. Where the server gives no hold on its
+            connection, the body is ended and only ``tail`` and the missing terminator tell.
+    """
+    port = _client_port(scope)
+    if not close or port is None:
+        await send({"type": "http.response.body", "body": tail, "more_body": False})
+        return
+    if tail:
+        await send({"type": "http.response.body", "body": tail, "more_body": True})
+    port.close()
+
+
+def _client_port(scope: Scope) -> ClientPort | None:
+    extensions = scope.get("extensions")
+    if not extensions:
+        return None
+    return cast("ClientPort | None", extensions.get(RELAY_EXTENSION))
+
+
+async def _relay_to_port(port: ClientPort, relay: LegRelay) -> RelayEnd:
+    if port.is_gone:
+        relay.client_gone()
+        return await relay.done
+    port.attach(relay)
+    try:
+        relay.start()
+        return await relay.done
+    finally:
+        port.detach()
+
+
+class _Outbox:
+    """What waits to be sent as messages."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.num_bytes = 0
+        self.changed = asyncio.Event()
+        self.relay: LegRelay | None = None
+
+    def write(self, data: bytes) -> None:
+        self.parts.append(data)
+        self.num_bytes += len(data)
+        self.changed.set()
+        if self.num_bytes > HOLD_LIMIT_BYTES and self.relay is not None:
+            self.relay.pause()
+
+    def take(self) -> bytes:
+        data = b"".join(self.parts)
+        self.parts.clear()
+        self.num_bytes = 0
+        return data
+
+
+async def _relay_as_messages(
+    outbox: _Outbox, relay: LegRelay, receive: Receive, send: Send
+) -> RelayEnd:
+    outbox.relay = relay
+    relay.done.add_done_callback(lambda _: outbox.changed.set())
+    watch = ClientWatch()
+    watch.on_gone(relay.client_gone)
+    watcher = asyncio.get_running_loop().create_task(_receive_until_gone(receive, watch))
+    try:
+        relay.start()
+        while outbox.parts or not relay.done.done():
+            await outbox.changed.wait()
+            outbox.changed.clear()
+            data = outbox.take()
+            if relay.done.done() and relay.done.result().outcome is RelayOutcome.CLIENT_GONE:
+                break
+            if data:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+                relay.resume()
+    except OSError:  # How ASGI servers say that the client is gone (specification 2.4).
+        relay.client_gone()
+    finally:
+        watcher.cancel()
+    return relay.done.result()
+
+
+async def _receive_until_gone(receive: Receive, watch: ClientWatch) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    watch.note_gone()

@@ -1,0 +1,100 @@
+"""The HTTP server of one worker: uvicorn with our protocol class, signals and shutdown.
+
+Shell. Deliberately not here: which application it serves, and who binds the sockets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import time
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from typing_extensions import override
+
+from pdcluster_proxy.wire.edge_protocol import EdgeLimits, EdgeProtocol
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterator, Sequence
+
+    from starlette.types import ASGIApp
+
+__all__ = ["BACKLOG", "EdgeServer", "serve_worker"]
+
+BACKLOG = 4096
+"""Connections that may wait to be accepted, per socket; the kernel's own bound may be lower."""
+
+_TICKS_PER_SWEEP = 10
+"""uvicorn ticks ten times per second."""
+
+
+class EdgeServer(uvicorn.Server):
+    """uvicorn's server, which we stop ourselves and which sweeps its connections.
+
+    Args:
+        app: What it serves; its lifespan is run.
+        limits: The guard's bounds.
+        grace_s: How long running requests may take to finish once it is stopped.
+        on_refused: Called with the code of each request refused below the application.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        limits: EdgeLimits | None = None,
+        grace_s: float = 30.0,
+        on_refused: Callable[[str], None] = lambda _code: None,
+    ) -> None:
+        protocol: Any = functools.partial(  # uvicorn asks for a class but only calls it.
+            EdgeProtocol, limits=limits or EdgeLimits(), on_refused=on_refused
+        )
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=protocol,
+                ws="none",
+                loop="uvloop",
+                lifespan="on",
+                backlog=BACKLOG,
+                access_log=False,
+                log_config=None,
+                proxy_headers=False,
+                server_header=False,
+                timeout_graceful_shutdown=max(1, round(grace_s)),
+            )
+        )
+
+    def stop(self) -> None:
+        """Stop accepting, let running requests finish, then return from ``serve``."""
+        self.should_exit = True
+
+    @override
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the composition root's business."""
+        yield
+
+    @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        # What exists now lives as long as the process: keep the collector off it.
+        gc.collect()
+        gc.freeze()
+
+    @override
+    async def on_tick(self, counter: int) -> bool:
+        if counter % _TICKS_PER_SWEEP == 0:
+            now = time.monotonic()
+            for connection in tuple(self.server_state.connections):
+                if isinstance(connection, EdgeProtocol):
+                    connection.check(now)
+        return await super().on_tick(counter)
+
+
+async def serve_worker(server: EdgeServer, sockets: Sequence[socket.socket]) -> None:
+    """Serve on sockets that are bound already, until the server is stopped."""
+    await server.serve(sockets=list(sockets))

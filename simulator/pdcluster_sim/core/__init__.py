@@ -1,0 +1,1 @@
+"""Pure core of the simulated engine: scheduling, blocks, tokens, latency, leases."""

@@ -1,0 +1,388 @@
+"""Relayed streams, through our protocol class and as ordinary ASGI messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from starlette.types import Receive, Scope, Send
+from tests.support.edge import Edge, edge
+from tests.support.scripted_engine import (
+    LAST_CHUNK,
+    STREAM_HEAD,
+    Peer,
+    Script,
+    ScriptedEngine,
+    chunk,
+    eventually,
+    replies,
+    scripted_engine,
+)
+
+from pdcluster_proxy.core.ports import RelayEnd, RelayOutcome
+from pdcluster_proxy.wire.engine_client import EngineClient, request_head
+from pdcluster_proxy.wire.relay import end_stream, relay_stream, watch_client
+
+EVENT = b'data: {"id": 1}\n\n'
+MARKED = b'data: {"usage": 1}\n\n'
+EDITED = b": edited\n" + MARKED
+DONE = b"data: [DONE]\n\n"
+WHOLE = STREAM_HEAD + chunk(EVENT) + chunk(MARKED) + chunk(DONE) + LAST_CHUNK
+ERROR = b'data: {"error": {}}\n\n'
+TIMEOUT_S = 5.0
+
+
+def edit(event: bytes) -> bytes:
+    return event.replace(b"data: {", b": edited\ndata: {") if b"usage" in event else event
+
+
+class Proxy:
+    """The smallest endpoint that relays, with a memory."""
+
+    def __init__(self, client: EngineClient, engine: ScriptedEngine) -> None:
+        self.client = client
+        self.engine = engine
+        self.ends: list[RelayEnd] = []
+        self.idle_timeout_s = TIMEOUT_S
+        self.peeks = False
+        self.hides_extension = False
+        self.is_over = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        if self.hides_extension:
+            scope["extensions"] = {}
+        leg = await self.client.connect(self.engine.address, timeout_s=TIMEOUT_S)
+        leg.send(request_head("POST", "/", self.engine.address, [], 0), b"")
+        head = await leg.head(timeout_s=TIMEOUT_S)
+        if self.peeks:
+            await leg.first_event(timeout_s=TIMEOUT_S, limit=1 << 16)
+        try:
+            end = await relay_stream(
+                scope,
+                receive,
+                send,
+                leg,
+                status=head.status,
+                headers=[(b"content-type", b"text/event-stream")],
+                editor=edit,
+                idle_timeout_s=self.idle_timeout_s,
+            )
+            self.ends.append(end)
+            if end.outcome is RelayOutcome.COMPLETE:
+                await end_stream(scope, send)
+            elif end.outcome is not RelayOutcome.CLIENT_GONE:
+                await end_stream(scope, send, tail=ERROR, close=True)
+        finally:
+            self.is_over.set()
+
+
+@asynccontextmanager
+async def relaying(client: EngineClient, script: Script) -> AsyncIterator[tuple[Edge, Proxy]]:
+    async with scripted_engine(script) as engine:
+        proxy = Proxy(client, engine)
+        async with edge(proxy) as server:
+            yield server, proxy
+
+
+GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+GET_CLOSE = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+GET_1_0 = b"GET / HTTP/1.0\r\n\r\n"
+
+
+def payload(answer: bytes) -> tuple[bytes, bool]:
+    """The body of a chunked answer, and whether it came to its end."""
+    _, _, wire = answer.partition(b"\r\n\r\n")
+    out = b""
+    while wire:
+        size, _, wire = wire.partition(b"\r\n")
+        if int(size, 16) == 0:
+            return out, wire == b"\r\n"
+        out, wire = out + wire[: int(size, 16)], wire[int(size, 16) + 2 :]
+    return out, False
+
+
+@pytest.mark.parametrize("hides_extension", [False, True], ids=["extension", "messages"])
+@pytest.mark.parametrize("peeks", [False, True], ids=["no peek", "peek"])
+async def test_a_stream_arrives_whole_and_edited(
+    client: EngineClient,
+    hides_extension: bool,  # noqa: FBT001 (a table's column)
+    peeks: bool,  # noqa: FBT001 (a table's column)
+) -> None:
+    async with relaying(client, replies(WHOLE)) as (server, proxy):
+        proxy.hides_extension, proxy.peeks = hides_extension, peeks
+        answer = await server.exchange(GET_CLOSE)
+        assert payload(answer) == (EVENT + EDITED + DONE, True)
+        assert [end.outcome for end in proxy.ends] == [RelayOutcome.COMPLETE]
+        assert proxy.ends[0].num_bytes > 0
+        assert proxy.ends[0].first_at is not None
+        assert client.num_idle == 1
+
+
+async def test_an_http_1_0_client_gets_bare_events(client: EngineClient) -> None:
+    async with relaying(client, replies(WHOLE)) as (server, _):
+        answer = await server.exchange(GET_1_0)
+        assert answer.endswith(b"\r\n\r\n" + EVENT + EDITED + DONE)
+
+
+async def test_both_connections_live_on_after_a_whole_stream(client: EngineClient) -> None:
+    async with relaying(client, replies(WHOLE)) as (server, proxy):
+        answer = await server.exchange(GET, GET, GET_CLOSE)
+        assert answer.count(DONE) == 3
+        assert client.connections_opened == {proxy.engine.address: 1}
+
+
+@pytest.mark.parametrize(
+    ("rest", "outcome"),
+    [
+        (LAST_CHUNK, RelayOutcome.UNTERMINATED),
+        (b"", RelayOutcome.UPSTREAM_LOST),
+        (chunk(EVENT)[:9], RelayOutcome.UPSTREAM_LOST),
+        (b"zz\r\n", RelayOutcome.UPSTREAM_LOST),
+        (chunk(DONE), RelayOutcome.UPSTREAM_LOST),
+    ],
+    ids=["no terminator", "no last chunk", "half an event", "bad chunk", "no last chunk after all"],
+)
+@pytest.mark.parametrize("hides_extension", [False, True], ids=["extension", "messages"])
+async def test_a_truncated_stream_is_visibly_truncated(
+    client: EngineClient,
+    rest: bytes,
+    outcome: RelayOutcome,
+    hides_extension: bool,  # noqa: FBT001 (a table's column)
+) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(STREAM_HEAD, chunk(EVENT), rest, pause_s=0.01)
+
+    async with relaying(client, script) as (server, proxy):
+        proxy.hides_extension = hides_extension
+        events, is_whole = payload(await server.exchange(GET_CLOSE))
+        assert [outcome] == [end.outcome for end in proxy.ends]
+        assert events.startswith(EVENT)
+        assert events.endswith(ERROR)
+        # Without our server's hold on the connection only the error event tells.
+        assert is_whole is hides_extension
+
+
+async def test_a_reset_of_the_engine_ends_the_stream(client: EngineClient) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(STREAM_HEAD, chunk(EVENT), pause_s=0.02)
+        peer.reset()
+
+    async with relaying(client, script) as (server, proxy):
+        events, is_whole = payload(await server.exchange(GET))
+        assert (events, is_whole) == (EVENT + ERROR, False)
+        assert [end.outcome for end in proxy.ends] == [RelayOutcome.UPSTREAM_LOST]
+
+
+async def test_an_engine_that_falls_silent_ends_the_stream(client: EngineClient) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(STREAM_HEAD, chunk(EVENT))
+        await peer.until_closed()
+
+    async with relaying(client, script) as (server, proxy):
+        proxy.idle_timeout_s = 0.05
+        events, is_whole = payload(await server.exchange(GET))
+        assert (events, is_whole) == (EVENT + ERROR, False)
+        assert [end.outcome for end in proxy.ends] == [RelayOutcome.UPSTREAM_IDLE]
+        await eventually(lambda: client.num_open == 0)
+
+
+@pytest.mark.parametrize("framing", [b"content-length: %d\r\n" % len(EVENT + DONE), b""])
+async def test_a_stream_without_chunks_is_relayed(client: EngineClient, framing: bytes) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n" + framing + b"\r\n"
+        await peer.send(head, EVENT, DONE, pause_s=0.01)
+
+    async with relaying(client, script) as (server, _):
+        assert payload(await server.exchange(GET_CLOSE)) == (EVENT + DONE, True)
+
+
+@pytest.mark.parametrize("hides_extension", [False, True], ids=["extension", "messages"])
+async def test_a_client_that_leaves_an_idle_stream_closes_the_engines_connection(
+    client: EngineClient,
+    hides_extension: bool,  # noqa: FBT001 (a table's column)
+) -> None:
+    closed = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(STREAM_HEAD, chunk(EVENT))
+        await peer.until_closed()
+        closed.set()
+
+    async with relaying(client, script) as (server, proxy):
+        proxy.hides_extension = hides_extension
+        reader, writer = await server.open()
+        writer.write(GET)
+        await reader.readuntil(EVENT)
+        writer.close()
+        async with asyncio.timeout(TIMEOUT_S):
+            await closed.wait()
+            await proxy.is_over.wait()
+        assert [end.outcome for end in proxy.ends] == [RelayOutcome.CLIENT_GONE]
+        await eventually(lambda: server.num_tasks == 0 and client.num_open == 0)
+
+
+@pytest.mark.parametrize("hides_extension", [False, True], ids=["extension", "messages"])
+async def test_a_client_that_stops_reading_stops_the_engine(
+    client: EngineClient,
+    hides_extension: bool,  # noqa: FBT001 (a table's column)
+) -> None:
+    sent = 0
+    event = b"data: " + b"x" * 10_000 + b"\n\n"
+    num_events = 3000
+
+    async def flood(peer: Peer) -> None:
+        nonlocal sent
+        await peer.request()
+        await peer.send(STREAM_HEAD)
+        for _ in range(num_events):
+            await peer.send(chunk(event))
+            sent += 1
+        await peer.send(chunk(DONE) + LAST_CHUNK)
+
+    async with relaying(client, flood) as (server, proxy):
+        proxy.hides_extension = hides_extension
+        proxy.idle_timeout_s = 0.05  # A stall that the client causes is not the engine's.
+        reader, writer = await server.open()
+        writer.write(GET_CLOSE)
+        before = -1
+        while before != sent:
+            before = sent
+            await asyncio.sleep(0.2)
+        assert sent < num_events
+        proxy.idle_timeout_s = TIMEOUT_S
+        async with asyncio.timeout(20):
+            events, is_whole = payload(await reader.read())
+        assert (num_events * len(event) + len(DONE), True) == (len(events), is_whole)
+        assert [end.outcome for end in proxy.ends] == [RelayOutcome.COMPLETE]
+        writer.close()
+
+
+async def test_a_connection_that_ended_while_paused_is_pooled_reading(client: EngineClient) -> None:
+    # The last write of a stream may meet a slow client: the pooled connection must still read.
+    event = b"data: " + b"x" * 8_000_000 + b"\n\n"
+    big = STREAM_HEAD + chunk(event)[:-1]
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(big, b"\n" + chunk(DONE) + LAST_CHUNK)
+        await peer.request()
+        await peer.send(WHOLE)
+
+    async with relaying(client, script) as (server, proxy):
+        reader, writer = await server.open()
+        writer.write(GET_CLOSE)
+        await eventually(lambda: len(proxy.ends) == 1)
+        second = await server.exchange(GET_CLOSE)
+        assert payload(second) == (EVENT + EDITED + DONE, True)
+        assert client.connections_opened == {proxy.engine.address: 1}
+        async with asyncio.timeout(20):
+            events, is_whole = payload(await reader.read())
+        assert (len(event) + len(DONE), True) == (len(events), is_whole)
+        writer.close()
+
+
+async def test_cancelling_a_relay_closes_the_engines_connection(client: EngineClient) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(STREAM_HEAD, chunk(EVENT))
+        await peer.until_closed()
+
+    async with relaying(client, script) as (server, proxy):
+        reader, writer = await server.open()
+        writer.write(GET)
+        await reader.readuntil(EVENT)
+        (task,) = server.state.tasks
+        task.cancel()
+        async with asyncio.timeout(TIMEOUT_S):
+            await proxy.is_over.wait()
+        await eventually(lambda: client.num_open == 0)
+        writer.close()
+
+
+async def test_only_connections_of_the_client_can_be_relayed() -> None:
+    async def nothing(*_args: object) -> None:
+        return None
+
+    with pytest.raises(TypeError, match="EngineClient"):
+        await relay_stream(
+            {},
+            nothing,  # type: ignore[arg-type]  # Never called.
+            nothing,
+            object(),  # type: ignore[arg-type]  # The point of the test.
+            status=200,
+            headers=[],
+            editor=edit,
+            idle_timeout_s=1,
+        )
+
+
+# Watching a client while nothing is relayed.
+
+
+@pytest.mark.parametrize("hides_extension", [False, True], ids=["extension", "messages"])
+async def test_a_client_that_leaves_is_noticed_at_once(hides_extension: bool) -> None:  # noqa: FBT001 (a table's column)
+    gone = asyncio.Event()
+    waiting = asyncio.Event()
+    order: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, _send: Send) -> None:
+        await receive()
+        if hides_extension:
+            scope["extensions"] = {}
+        watch = watch_client(scope, receive)
+        watch.on_gone(lambda: order.append("first"))
+        watch.on_gone(gone.set)
+        assert not watch.gone
+        waiting.set()
+        await gone.wait()
+        assert watch.gone
+        watch.on_gone(lambda: order.append("late"))
+        watch.close()
+        watch.close()
+
+    async with edge(app) as server:
+        _, writer = await server.open()
+        writer.write(GET)
+        async with asyncio.timeout(TIMEOUT_S):
+            await waiting.wait()
+            writer.close()
+            await gone.wait()
+        await eventually(lambda: server.num_tasks == 0)
+    assert order == ["first", "late"]
+
+
+@pytest.mark.parametrize("hides_extension", [False, True], ids=["extension", "messages"])
+async def test_a_closed_watch_is_silent(hides_extension: bool) -> None:  # noqa: FBT001 (a table's column)
+    called: list[str] = []
+    is_over = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        if hides_extension:
+            scope["extensions"] = {}
+        watch = watch_client(scope, receive)
+        watch.on_gone(lambda: called.append("gone"))
+        watch.close()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x", "more_body": True})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        is_over.set()
+
+    async with edge(app) as server:
+        reader, writer = await server.open()
+        writer.write(GET)
+        await reader.readuntil(b"x\r\n")
+        writer.close()
+        async with asyncio.timeout(TIMEOUT_S):
+            await is_over.wait()
+        await eventually(lambda: server.num_tasks == 0)
+    assert called == []

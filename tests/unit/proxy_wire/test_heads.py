@@ -1,0 +1,73 @@
+"""Heads: what is read from an engine's, what is written to it."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdcluster_proxy.core.ports import Address
+from pdcluster_proxy.wire.engine_client import request_head
+from pdcluster_proxy.wire.response_head import BodyFraming, parse_head
+
+ENGINE = Address("10.0.0.1", 8000)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (b"Content-Length: 5\r\n", BodyFraming(is_chunked=False, length=5)),
+        (b"Transfer-Encoding: chunked\r\n", BodyFraming(is_chunked=True, length=None)),
+        (b"transfer-encoding: gzip, Chunked\r\n", BodyFraming(is_chunked=True, length=None)),
+        (b"transfer-encoding: gzip\r\n", BodyFraming(is_chunked=False, length=None)),
+        (b"", BodyFraming(is_chunked=False, length=None)),
+    ],
+)
+def test_the_bodys_end_is_read_from_the_fields(fields: bytes, expected: BodyFraming) -> None:
+    parsed = parse_head(b"HTTP/1.1 200 OK\r\n" + fields + b"\r\n")
+    assert parsed is not None
+    assert expected == parsed.framing
+
+
+@pytest.mark.parametrize(
+    ("media_type", "expected"),
+    [
+        (b"text/event-stream", True),
+        (b"Text/Event-Stream; charset=utf-8", True),
+        (b"application/json", False),
+        (b"text/plain; x=text/event-stream", False),
+    ],
+)
+def test_an_event_stream_is_known_by_its_media_type(
+    media_type: bytes,
+    expected: bool,  # noqa: FBT001 (a table's column)
+) -> None:
+    parsed = parse_head(b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\n\r\n" % media_type)
+    assert parsed is not None
+    assert expected == parsed.head.is_event_stream
+
+
+def test_a_head_is_none_until_its_blank_line() -> None:
+    raw = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 503 Busy\r\nRetry-After: 3\r\nX:y\r\n\r\nbody"
+    complete = raw.index(b"body")
+    assert all(parse_head(raw[:n]) is None for n in range(complete))
+    parsed = parse_head(raw)
+    assert parsed is not None
+    assert (503, complete) == (parsed.head.status, parsed.end)
+    assert parsed.head.headers == ((b"retry-after", b"3"), (b"x", b"y"))
+
+
+def test_a_request_head_states_host_fields_and_length() -> None:
+    head = request_head("POST", "/v1/completions", ENGINE, [(b"x-request-id", b"a")], 12)
+    assert head == (
+        b"POST /v1/completions HTTP/1.1\r\nhost: 10.0.0.1:8000\r\n"
+        b"x-request-id: a\r\ncontent-length: 12\r\n\r\n"
+    )
+
+
+def test_an_ipv6_host_is_bracketed() -> None:
+    assert b"host: [::1]:80\r\n" in request_head("GET", "/", Address("::1", 80), [], 0)
+
+
+@pytest.mark.parametrize("value", [b"a\r\nx: y", b"a\nb"])
+def test_a_field_with_a_line_end_is_refused(value: bytes) -> None:
+    with pytest.raises(ValueError, match="line end"):
+        request_head("POST", "/", ENGINE, [(b"x-a", value)], 0)

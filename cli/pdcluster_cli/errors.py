@@ -1,7 +1,7 @@
 """The command line's errors.
 
-Pure. Each carries the exit code it ends the command with; its message says what is wrong, with which
-object, and what to do next.
+Pure. Each carries the exit code it ends the command with; its message says what is wrong, with
+which object, and what to do next.
 """
 
 from __future__ import annotations

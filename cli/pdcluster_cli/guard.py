@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,7 +35,10 @@ from pdcluster_cli.process_tree import (
     shared_files,
 )
 
-__all__ = ["MARK_VARIABLE", "guard_argv", "main", "read_record"]
+__all__ = ["ENVIRONMENT_VARIABLE", "MARK_VARIABLE", "guard_argv", "main", "read_record"]
+
+ENVIRONMENT_VARIABLE = "PDCLUSTER_GUARD_ENVIRONMENT"
+"""Environment variable with the program's own variables as a JSON object; it does not get it."""
 
 MARK_VARIABLE = "PDCLUSTER_GUARD"
 """Environment variable that marks a tree; its value is ``--id``."""
@@ -60,6 +65,8 @@ def guard_argv(
     """
     return (
         sys.executable,
+        # Whatever lies in the program's working folder is not for the guard to import.
+        "-P",
         "-m",
         "pdcluster_cli.guard",
         f"--id={mark}",
@@ -159,6 +166,13 @@ def _parse(words: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
+def _environment(own: Mapping[str, str], mark: str) -> dict[str, str]:
+    """Return the program's environment."""
+    environment = dict(own)
+    environment |= json.loads(environment.pop(ENVIRONMENT_VARIABLE, "{}"))
+    return environment | {MARK_VARIABLE: mark}
+
+
 def main(words: list[str] | None = None) -> int:
     """Run the program and return the code to exit with."""
     options = _parse(words)
@@ -172,7 +186,7 @@ def main(words: list[str] | None = None) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         die_with_parent(signal.SIGKILL, own_pid)
 
-    environment = os.environ | ({MARK_VARIABLE: options.id} if options.id else {})
+    environment = _environment(os.environ, options.id)
     try:
         program = subprocess.Popen(  # noqa: S603 - the program is the user's own
             options.argv,

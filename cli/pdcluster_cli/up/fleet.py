@@ -16,12 +16,16 @@ from pdcluster_operator.program.engine import endpoint_of
 from pdcluster_operator.program.programs import EngineProgram, ProxyProgram
 
 __all__ = [
+    "Ending",
     "Fleet",
     "Kind",
     "Member",
     "Program",
+    "Stop",
     "endpoints_of",
+    "host_of",
     "is_ready",
+    "kind_of",
     "observed",
     "probed",
 ]
@@ -37,6 +41,26 @@ class Kind(StrEnum):
     PROXY = "proxy"
 
 
+class Stop(StrEnum):
+    """How far a member was asked to stop."""
+
+    NOT = "not"
+    ASKED = "asked"
+    """It was sent TERM."""
+    FORCED = "forced"
+    """Its tree is being killed."""
+
+
+class Ending(StrEnum):
+    """Whether the whole fleet is to end."""
+
+    NOT = "not"
+    DRAINING = "draining"
+    """Everything finishes what it has."""
+    AT_ONCE = "at-once"
+    """Everything is killed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """One program of the fleet.
@@ -50,12 +74,13 @@ class Member:
         wanted: It belongs to what the file asks for; else it is on its way out.
         phase: Where it is in its life.
         since: When it entered that phase, monotonic seconds.
+        launched_at: When its last process was started.
         launches: Processes started for it so far.
         failures: Unplanned ends in a row.
         launch_at: When to launch it (again); None while it lives or has left.
         was_ready: It has been ready at least once.
         missed: Failed probes in a row since it was last well.
-        stopping: It was sent TERM or KILL.
+        stop: How far it was asked to stop.
         exit_code: How its last process ended.
         pid: Its guard's process id while it lives.
     """
@@ -67,12 +92,13 @@ class Member:
     wanted: bool = True
     phase: Phase = Phase.EXITED
     since: float
+    launched_at: float = 0.0
     launches: int = 0
     failures: int = 0
     launch_at: float | None = None
     was_ready: bool = False
     missed: int = 0
-    stopping: bool = False
+    stop: Stop = Stop.NOT
     exit_code: int | None = None
     pid: int | None = None
 
@@ -93,12 +119,12 @@ class Fleet:
 
     Attributes:
         members: In the order in which they were added.
-        ending: Everything is to drain and end.
+        ending: Whether the whole is to end.
         settle_s: How long a draining engine waits for the proxy to learn of it.
     """
 
     members: tuple[Member, ...] = ()
-    ending: bool = False
+    ending: Ending = Ending.NOT
     settle_s: float
 
     def member(self, name: str) -> Member | None:
@@ -131,7 +157,9 @@ def observed(member: Member, event: Event, *, now: float, exit_code: int | None 
     since = member.since if phase is member.phase else now
     changed = replace(member, phase=phase, since=since)
     if event is Event.LAUNCHED:
-        return replace(changed, launches=member.launches + 1, launch_at=None, missed=0)
+        return replace(
+            changed, launches=member.launches + 1, launched_at=now, launch_at=None, missed=0
+        )
     if event is Event.ANSWERED:
         return replace(changed, was_ready=member.was_ready or phase is Phase.READY, missed=0)
     if event is not Event.ENDED:
@@ -144,7 +172,7 @@ def observed(member: Member, event: Event, *, now: float, exit_code: int | None 
         exit_code=exit_code,
         failures=failures,
         launch_at=now + backoff_s(failures) if again else None,
-        stopping=False,
+        stop=Stop.NOT,
         pid=None,
     )
 
@@ -169,15 +197,21 @@ def endpoints_of(fleet: Fleet) -> EndpointsFile:
     """
     return EndpointsFile(
         endpoints=tuple(
-            endpoint_of(
-                member.program, name=member.name, draining=member.phase is Phase.DRAINING
-            )
+            endpoint_of(member.program, name=member.name, draining=member.phase is Phase.DRAINING)
             for member in fleet.members
             if isinstance(member.program, EngineProgram)
             and member.was_ready
             and member.phase in {Phase.READY, Phase.DRAINING}
         )
     )
+
+
+def host_of(program: Program) -> str:
+    """Return the address a program listens on."""
+    if isinstance(program, EngineProgram):
+        assert isinstance(program.host, str), "a pod's address is not known here"
+        return program.host
+    return program.config.listen.host
 
 
 def kind_of(role: Role) -> Kind:

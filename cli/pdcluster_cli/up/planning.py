@@ -1,14 +1,14 @@
 """What to do next: from a snapshot of the fleet to actions.
 
-Pure and level-triggered: it looks at what is, not at what happened, so it may be asked at any moment
-and as often as one likes. The rules, in the order of importance:
+Pure and level-triggered: it looks at what is, not at what happened, so it may be asked at any
+moment and as often as one likes. The rules, in the order of importance:
 
-- Ending: the proxy leaves first (it lets running exchanges finish), then prefill engines (they wait
-  for their leases to be read), then decode engines.
+- Ending: the proxy leaves first (it lets running exchanges finish), then prefill engines (they
+  wait for their leases to be read), then decode engines.
 - What is wanted and has ended is launched when its back-off is over.
-- What is no longer wanted leaves only when all that is wanted serves; prefill engines first, since a
-  request that was prefilled on one needs a decode engine of the same revision; each is taken out of
-  the proxy's list a moment before it is stopped.
+- What is no longer wanted leaves only when all that is wanted serves; prefill engines first, since
+  a request that was prefilled on one needs a decode engine of the same revision; each is taken out
+  of the proxy's list a moment before it is stopped.
 - What takes longer than its start-up budget, or stopped answering, is killed; what is wanted comes
   back by the second rule.
 """
@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TypeAlias
 
-from pdcluster_cli.up.fleet import Fleet, Kind, Member, is_ready
+from pdcluster_cli.up.fleet import Ending, Fleet, Kind, Member, Stop, is_ready
 from pdcluster_cli.up.lifecycle import Phase
 
-__all__ = ["Action", "Drain", "Forget", "Kill", "Launch", "Terminate", "overdue", "plan"]
+__all__ = ["Action", "Drain", "Forget", "Kill", "KillReason", "Launch", "Terminate", "plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +47,25 @@ class Terminate:
     name: str
 
 
+class KillReason(StrEnum):
+    """Why a member is killed rather than asked."""
+
+    SILENT = "silent"
+    """It has not answered its probe for too long."""
+    OVERDUE = "overdue"
+    """It was not ready within its start-up budget."""
+    NEVER_SERVED = "never-served"
+    """It is no longer wanted and holds nothing yet."""
+    AT_ONCE = "at-once"
+    """The whole is to end at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kill:
     """End a member and its tree at once."""
 
     name: str
+    reason: KillReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +85,7 @@ def plan(fleet: Fleet, *, now: float) -> tuple[Action, ...]:
         fleet: The snapshot.
         now: Monotonic seconds.
     """
-    if fleet.ending:
+    if fleet.ending is not Ending.NOT:
         return tuple(_ending(fleet))
     actions: list[Action] = []
     for member in fleet.members:
@@ -80,27 +95,21 @@ def plan(fleet: Fleet, *, now: float) -> tuple[Action, ...]:
     return tuple(actions)
 
 
-def overdue(member: Member, *, now: float) -> bool:
-    """Whether a member has used up its start-up budget without ever having answered."""
-    return (
-        member.phase in {Phase.STARTING, Phase.LOADING}
-        and now - _launched_at(member) >= member.program.probes.startup.budget_s
-    )
-
-
-def _launched_at(member: Member) -> float:
-    # Loading begins when the first line is written, moments after the launch.
-    return member.since
+def _is_loading(member: Member) -> bool:
+    return member.phase in {Phase.STARTING, Phase.LOADING}
 
 
 def _ending(fleet: Fleet) -> Iterator[Action]:
-    alive = {member.kind for member in fleet.members if member.is_alive}
-    first = next((kind for kind in (Kind.PROXY, Kind.PREFILL, Kind.DECODE) if kind in alive), None)
-    for member in fleet.members:
-        if member.is_alive and not member.stopping:
-            # Without a single answer it holds nothing worth waiting for.
-            if not member.was_ready:
-                yield Kill(member.name)
+    alive = [member for member in fleet.members if member.is_alive]
+    kinds = {member.kind for member in alive}
+    first = next((kind for kind in (Kind.PROXY, Kind.PREFILL, Kind.DECODE) if kind in kinds), None)
+    for member in alive:
+        if fleet.ending is Ending.AT_ONCE:
+            if member.stop is not Stop.FORCED:
+                yield Kill(member.name, KillReason.AT_ONCE)
+        elif member.stop is Stop.NOT:
+            if _is_loading(member):
+                yield Kill(member.name, KillReason.NEVER_SERVED)
             elif member.kind is first:
                 yield Terminate(member.name)
 
@@ -109,22 +118,22 @@ def _wanted(member: Member, now: float) -> Action | None:
     if not member.is_alive:
         due = member.launch_at is not None and now >= member.launch_at
         return Launch(member.name) if due else None
-    silent = (
-        member.phase is Phase.READY and member.missed >= member.program.probes.liveness.failures
-    )
-    if (silent or overdue(member, now=now)) and not member.stopping:
-        return Kill(member.name)
+    if member.stop is not Stop.NOT:
+        return None
+    probes = member.program.probes
+    if _is_loading(member) and now - member.launched_at >= probes.startup.budget_s:
+        return Kill(member.name, KillReason.OVERDUE)
+    if member.phase is Phase.READY and member.missed >= probes.liveness.failures:
+        return Kill(member.name, KillReason.SILENT)
     return None
 
 
 def _unwanted(member: Member, fleet: Fleet, now: float) -> Action | None:
     if not member.is_alive:
         return Forget(member.name)
-    if member.stopping:
-        return None
-    if not member.was_ready:
-        return Kill(member.name)
-    if not _may_leave(member, fleet):
+    if _is_loading(member) and member.stop is Stop.NOT:
+        return Kill(member.name, KillReason.NEVER_SERVED)
+    if member.stop is not Stop.NOT or not _may_leave(member, fleet):
         return None
     if member.kind is Kind.PROXY:
         return Terminate(member.name)

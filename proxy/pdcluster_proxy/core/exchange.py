@@ -115,6 +115,7 @@ class Exchange(msgspec.Struct, frozen=True, gc=False):
         spent_params: Decode engines that failed after they accepted.
         bad_prefill: Prefill endpoints this exchange failed on.
         bad_decode: Decode endpoints it failed on.
+        failure: How the last try ended: what the client is told where there is nobody to try next.
     """
 
     two_legs: bool
@@ -128,6 +129,7 @@ class Exchange(msgspec.Struct, frozen=True, gc=False):
     spent_params: int = 0
     bad_prefill: frozenset[str] = frozenset()
     bad_decode: frozenset[str] = frozenset()
+    failure: Failure | None = None
 
 
 # Events --------------------------------------------------------------------------------------

@@ -111,7 +111,8 @@ def _connect(x: Exchange, event: DecodePicked, _now: float) -> Outcome:
 def _nobody(x: Exchange, event: NoEndpoint, _now: float) -> Outcome:
     if event.decode_only and x.two_legs and x.grant is None:
         return replace(x, two_legs=False), (PickDecode(),)
-    return _fail(x, refusal(event.code, event.message))
+    # After a failed try the client is told of that, not that there is nobody else.
+    return _fail(x, x.failure or refusal(event.code, event.message))
 
 
 def _nobody_decodes(x: Exchange, _event: NoEndpoint, _now: float) -> Outcome:
@@ -132,7 +133,13 @@ def _prefill_failed(x: Exchange, event: UpstreamFailed, _now: float) -> Outcome:
     final = failure.kind is FailureKind.REFUSED or not event.retry_allowed
     if final or x.prefill_tries >= tries:
         return _fail(x, failure)
-    again = replace(x, state=State.ADMITTED, prefill="", bad_prefill=x.bad_prefill | {x.prefill})
+    again = replace(
+        x,
+        state=State.ADMITTED,
+        prefill="",
+        bad_prefill=x.bad_prefill | {x.prefill},
+        failure=failure,
+    )
     return again, (PickPrefill(),)
 
 
@@ -160,7 +167,8 @@ def _connect_failed(x: Exchange, event: UpstreamFailed, _now: float) -> Outcome:
     if not event.retry_allowed:
         return _fail(x, event.failure, release=True)
     state = State.GRANTED if x.two_legs else State.ADMITTED
-    again = replace(x, state=state, decode="", bad_decode=x.bad_decode | {x.decode})
+    bad = x.bad_decode | {x.decode}
+    again = replace(x, state=state, decode="", bad_decode=bad, failure=event.failure)
     return again, (PickDecode(),)
 
 
@@ -185,6 +193,7 @@ def _decode_failed(x: Exchange, event: UpstreamFailed, _now: float) -> Outcome:
         hand_off_s=None,
         spent_params=x.spent_params + 1,
         bad_decode=x.bad_decode | {x.decode},
+        failure=failure,
     )
     pick: Command = PickPrefill() if x.two_legs else PickDecode()
     return again, (AbortLeg(), *end, pick)

@@ -160,3 +160,7 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
     """(metric name, label values, increment); names and labels are declared in ``metrics.py``."""
     observations: tuple[tuple[str, tuple[str, ...], float], ...] = ()
     """(histogram name, label values, value)."""
+    running: int = 0
+    """Exchanges that run in this worker now."""
+    queued: int = 0
+    """Exchanges that wait for admission in this worker now."""

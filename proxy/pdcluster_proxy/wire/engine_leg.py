@@ -140,6 +140,9 @@ class EngineLeg:
 
     def abort(self) -> None:
         """Close at once (the engine then aborts the request). Idempotent; harmless once over."""
+        if self._relay is not None:
+            # Whoever awaits the relay is told, too.
+            self._relay.lose()
         self._finish(may_reuse=False)
 
     # What the relay needs.

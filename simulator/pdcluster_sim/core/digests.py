@@ -1,20 +1,23 @@
 """What KV blocks hold, and how an answer follows from it.
 
-Pure. Every token's slot is a digest of what stands before it, so that a block's bytes are a function
-of the tokens it holds and of all tokens before them, as real KV is. The next token is a function of
-the bytes in memory, never of the prompt: a block that holds something else gives another answer.
+Pure. Every token's slot is a digest of what stands before it, so that a block's bytes are a
+function of the tokens it holds and of all tokens before them, as real KV is. The next token is a
+function of the bytes in memory, never of the prompt: a block that holds something else gives
+another answer.
 
-Chain. ``parent`` of block k is the fold of the contents of blocks 0 to k-1. The first slot of a block
-is derived from its parent, each following one from the slot before it. Whether a block was computed
-here, found in the prefix cache or read from a peer makes no difference, as long as its bytes are
-right; if they are wrong, everything computed after them is wrong too.
+Chain. ``parent`` of block k is the fold of the contents of blocks 0 to k-1. The first slot of a
+block is derived from its parent, each following one from the slot before it. Whether a block was
+computed here, found in the prefix cache or read from a peer makes no difference, as long as its
+bytes are right; if they are wrong, everything computed after them is wrong too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Final, NewType
+from typing import TYPE_CHECKING, Final, NewType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["ROOT", "SLOT_BYTES_MIN", "Digest", "choose", "fold", "prefix_hash", "slots"]
 
@@ -29,9 +32,7 @@ ROOT: Final = Digest(blake2b(b"pdcluster-sim", digest_size=_DIGEST_BYTES).digest
 """The parent of the first block."""
 
 
-def slots(
-    parent: Digest, before: bytes, tokens: Sequence[int], *, slot_bytes: int
-) -> bytes:
+def slots(parent: Digest, before: bytes, tokens: Sequence[int], *, slot_bytes: int) -> bytes:
     """Compute the slots of consecutive tokens of one block.
 
     Args:

@@ -7,11 +7,13 @@ to the words, as in the vocabularies of real models.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["FOLLOWS", "WORDS", "WordClass", "Words"]
 

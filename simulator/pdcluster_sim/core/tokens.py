@@ -8,13 +8,15 @@ for all simulated engines, whatever model they are asked to serve.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 from itertools import product
 from string import ascii_lowercase, digits
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pdcluster_sim.core.language import FOLLOWS, WORDS, WordClass
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "END_TOKEN",
@@ -44,11 +46,9 @@ def _pieces() -> tuple[bytes, ...]:
     for words in WORDS.values():
         for word in words.spelling:
             bare = word.strip()
-            ordered.update(
-                dict.fromkeys(
-                    each.encode() for each in (word, bare, bare.capitalize(), f" {bare.capitalize()}")
-                )
-            )
+            title = bare.capitalize()
+            forms = (word, bare, title, f" {title}")
+            ordered.update(dict.fromkeys(form.encode() for form in forms))
     ordered.update(dict.fromkeys(name.encode() for name in _ROLES))
     return tuple(ordered)
 
@@ -65,7 +65,8 @@ least."""
 
 _SPECIAL_PATTERN: Final = "|".join(map(re.escape, _SPECIAL))
 _WORDS_PATTERN: Final = re.compile(
-    rf"{_SPECIAL_PATTERN}| ?[A-Za-z]+|[0-9]+| ?[^\sA-Za-z0-9]+?(?={_SPECIAL_PATTERN}|[\sA-Za-z0-9]|$)|\s"
+    rf"{_SPECIAL_PATTERN}| ?[A-Za-z]+|[0-9]+"
+    rf"| ?[^\sA-Za-z0-9]+?(?={_SPECIAL_PATTERN}|[\sA-Za-z0-9]|$)|\s"
 )
 _CLASS_IDS: Final = {
     each: (END_TOKEN,)

@@ -68,9 +68,7 @@ def keep_polling(agent: NixlAgent, seconds: float) -> None:
 
 
 def blocks_of(memory: bytearray) -> list[set[int]]:
-    return [
-        set(memory[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES]) for i in range(NUM_BLOCKS)
-    ]
+    return [set(memory[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES]) for i in range(NUM_BLOCKS)]
 
 
 def test_a_read_copies_blocks_pair_by_pair_and_notifies_the_owner(

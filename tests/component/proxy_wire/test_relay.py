@@ -332,6 +332,7 @@ async def test_a_client_that_leaves_is_noticed_at_once(hides_extension: bool) ->
     gone = asyncio.Event()
     waiting = asyncio.Event()
     order: list[str] = []
+    seen: list[bool] = []
 
     async def app(scope: Scope, receive: Receive, _send: Send) -> None:
         await receive()
@@ -340,10 +341,10 @@ async def test_a_client_that_leaves_is_noticed_at_once(hides_extension: bool) ->
         watch = watch_client(scope, receive)
         watch.on_gone(lambda: order.append("first"))
         watch.on_gone(gone.set)
-        assert not watch.gone
+        seen.append(watch.gone)
         waiting.set()
         await gone.wait()
-        assert watch.gone
+        seen.append(watch.gone)
         watch.on_gone(lambda: order.append("late"))
         watch.close()
         watch.close()
@@ -357,6 +358,7 @@ async def test_a_client_that_leaves_is_noticed_at_once(hides_extension: bool) ->
             await gone.wait()
         await eventually(lambda: server.num_tasks == 0)
     assert order == ["first", "late"]
+    assert seen == [False, True]
 
 
 @pytest.mark.parametrize("hides_extension", [False, True], ids=["extension", "messages"])

@@ -1,0 +1,162 @@
+"""Processes under guards: launch, ask to stop, kill, and clean up after a guard.
+
+Shell. Knows nothing of phases and plans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdcluster_cli.guard import ENVIRONMENT_VARIABLE, MARK_VARIABLE, guard_argv, read_record
+from pdcluster_cli.process_tree import marked, remove_shared_files
+
+__all__ = ["Launcher", "Running"]
+
+_TAIL_BYTES = 16 * 1024
+_SWEEP_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """One process under its guard.
+
+    Attributes:
+        guard: The guard's process.
+        mark: Marks the tree in its environment.
+        record: Lists the tree's files in shared memory.
+        log: What the program writes.
+        log_start: Size of the log when it was launched.
+    """
+
+    guard: asyncio.subprocess.Process
+    mark: str
+    record: Path
+    log: Path
+    log_start: int
+
+    @property
+    def pid(self) -> int:
+        """The guard's process id."""
+        return self.guard.pid
+
+    def has_spoken(self) -> bool:
+        """Whether the program has written anything."""
+        return self.log.stat().st_size > self.log_start
+
+    def tail(self, num_lines: int) -> tuple[str, ...]:
+        """Return the last lines the program has written since it was launched."""
+        size = self.log.stat().st_size
+        with self.log.open("rb") as log:
+            log.seek(max(self.log_start, size - _TAIL_BYTES))
+            text = log.read().decode(errors="replace")
+        return tuple(text.splitlines()[-num_lines:])
+
+    def terminate(self) -> None:
+        """Ask the program to stop; its guard bounds the time it takes."""
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the program and its tree at once."""
+        self._send(signal.SIGHUP)
+
+    def _send(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.guard.send_signal(number)
+
+    async def ended(self) -> int:
+        """Wait for the end; return the program's exit code, 128 + n for signal n."""
+        code = await self.guard.wait()
+        if code < 0:
+            # The guard itself was killed: do what it would have done.
+            await asyncio.to_thread(self._sweep)
+            code = 128 - code
+        return code
+
+    def _sweep(self) -> None:
+        deadline = time.monotonic() + _SWEEP_TIMEOUT_S
+        mark = f"{MARK_VARIABLE}={self.mark}"
+        killed: set[int] = set()
+        while time.monotonic() < deadline:
+            left = marked(self.pid, mark)
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            killed |= left
+            for pid in tuple(killed):
+                # They are our children now; one that is not has been reaped elsewhere.
+                with contextlib.suppress(ChildProcessError):
+                    if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                        continue
+                killed.discard(pid)
+            if not left and not killed:
+                break
+            time.sleep(0.01)
+        remove_shared_files(read_record(self.record))
+        self.record.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launcher:
+    """Launches programs of one run.
+
+    Attributes:
+        run_dir: Folder of the run; logs lie in ``logs`` below it.
+        environ: Environment every program inherits.
+    """
+
+    run_dir: Path
+    environ: Mapping[str, str]
+
+    def log_of(self, name: str) -> Path:
+        """Return the log file of a program."""
+        return self.run_dir / "logs" / f"{name}.log"
+
+    async def launch(
+        self,
+        name: str,
+        argv: tuple[str, ...],
+        *,
+        env: Mapping[str, str],
+        cwd: str | None,
+        grace_s: float,
+    ) -> Running:
+        """Start a program under a guard of its own, in a session of its own.
+
+        Call it from the main thread: the guard is told when the thread that started it ends.
+
+        Args:
+            name: Names the log.
+            argv: The program.
+            env: Its environment beside what it inherits.
+            cwd: Its working folder.
+            grace_s: Seconds it gets after it was asked to stop.
+        """
+        log = self.log_of(name)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        mark = secrets.token_hex(8)
+        record = self.run_dir / "guards" / f"{mark}.txt"
+        record.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            # Before the launch: the program shares this file's position.
+            log_start = output.tell()
+            guard = await asyncio.create_subprocess_exec(
+                *guard_argv(argv, mark=mark, record=record, grace_s=grace_s, parent=os.getpid()),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=cwd,
+                # The program's own variables are not for the guard's interpreter (PYTHONPATH!).
+                env={**self.environ, ENVIRONMENT_VARIABLE: json.dumps(dict(env))},
+                # The terminal's Ctrl-C is for us alone: we drain in order.
+                start_new_session=True,
+            )
+            return Running(guard=guard, mark=mark, record=record, log=log, log_start=log_start)

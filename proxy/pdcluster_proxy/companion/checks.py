@@ -1,0 +1,162 @@
+"""Active checks: asks each engine for its health and its figures.
+
+Shell. One task per endpoint, so that a hanging engine delays no other. Deliberately not here: what
+an answer means for the endpoint's standing (``roster.py``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import httpx
+
+from pdcluster_proxy.companion.exposition import EngineFigures, parse_exposition
+from pdcluster_proxy.errors import ConnectError, ProxyError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pdcluster_api.proxy_config import EndpointConfig
+
+__all__ = ["CheckTiming", "CheckWatcher", "Checker", "check_timing"]
+
+_LOG = logging.getLogger(__name__)
+_OK = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckTiming:
+    """When to check.
+
+    Attributes:
+        interval_s: Between two checks of an endpoint that serves.
+        return_interval_s: Between two checks of one that is ejected.
+        timeout_s: Bound on each answer.
+    """
+
+    interval_s: float
+    return_interval_s: float
+    timeout_s: float
+
+
+def check_timing(lease_duration_s: int) -> CheckTiming:
+    """Derive the checks' timing: two failed ones must show before the shortest lease has ended.
+
+    A busy engine's HTTP loop may stall for a second or two, so the answer's bound grows with the
+    lease, up to 5 s. For the shortest lease, 6 s, two failures take 4 s.
+    """
+    return CheckTiming(
+        interval_s=1.0, return_interval_s=0.25, timeout_s=min(5.0, max(1.0, lease_duration_s / 6))
+    )
+
+
+class CheckWatcher(Protocol):
+    """Hears of checks."""
+
+    def check_passed(self, endpoint: str) -> None:
+        """The engine says that it is healthy."""
+
+    def check_failed(self, endpoint: str, reason: str, *, refused: bool) -> None:
+        """It does not, or did not answer; ``refused`` where nothing listens there."""
+
+    def scraped(self, endpoint: str, figures: EngineFigures) -> None:
+        """Its figures were read."""
+
+    def scrape_failed(self, endpoint: str, reason: str) -> None:
+        """They were not."""
+
+    def is_serving(self, endpoint: str) -> bool:
+        """Whether the endpoint is not ejected."""
+
+
+class Checker:
+    """Checks all endpoints.
+
+    Args:
+        client: httpx over the pool.
+        watcher: Hears of the answers.
+        timing: When to check.
+    """
+
+    def __init__(
+        self, client: httpx.AsyncClient, watcher: CheckWatcher, timing: CheckTiming
+    ) -> None:
+        self._client = client
+        self._watcher = watcher
+        self._timing = timing
+        # This is all the mutable state.
+        self._tasks: dict[str, tuple[str, asyncio.Task[None]]] = {}
+        self._due: dict[str, asyncio.Event] = {}
+
+    def follow(self, endpoints: Iterable[EndpointConfig]) -> None:
+        """Check exactly these endpoints from now on; new ones at once."""
+        wanted = {endpoint.name: endpoint.url.rstrip("/") for endpoint in endpoints}
+        for name, (url, task) in tuple(self._tasks.items()):
+            if wanted.get(name) != url:
+                task.cancel()
+                del self._tasks[name], self._due[name]
+        loop = asyncio.get_running_loop()
+        for name, url in wanted.items():
+            if name not in self._tasks:
+                self._due[name] = due = asyncio.Event()
+                self._tasks[name] = (url, loop.create_task(self._watch(name, url, due)))
+
+    def check_soon(self, endpoint: str) -> None:
+        """Do not wait for the interval: something happened to this endpoint."""
+        due = self._due.get(endpoint)
+        if due is not None:
+            due.set()
+
+    async def close(self) -> None:
+        """End all checks."""
+        tasks = [task for _, task in self._tasks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._tasks.clear()
+
+    async def _watch(self, name: str, url: str, due: asyncio.Event) -> None:
+        scraped_at = float("-inf")
+        while True:
+            due.clear()
+            is_healthy = await self._check(name, url)
+            if is_healthy and time.monotonic() - scraped_at >= self._timing.interval_s * 0.9:
+                scraped_at = time.monotonic()
+                await self._scrape(name, url)
+            serving = self._watcher.is_serving(name)
+            wait_s = self._timing.interval_s if serving else self._timing.return_interval_s
+            try:
+                async with asyncio.timeout(wait_s):
+                    await due.wait()
+            except TimeoutError:
+                pass
+
+    async def _check(self, name: str, url: str) -> bool:
+        try:
+            answer = await self._client.get(f"{url}/health", timeout=self._timing.timeout_s)
+        except ConnectError as error:
+            self._watcher.check_failed(name, str(error), refused=True)
+            return False
+        except (ProxyError, httpx.HTTPError) as error:
+            self._watcher.check_failed(name, str(error), refused=False)
+            return False
+        if answer.status_code != _OK:
+            self._watcher.check_failed(name, f"status {answer.status_code}", refused=False)
+            return False
+        self._watcher.check_passed(name)
+        return True
+
+    async def _scrape(self, name: str, url: str) -> None:
+        try:
+            answer = await self._client.get(f"{url}/metrics", timeout=self._timing.timeout_s)
+        except (ProxyError, httpx.HTTPError) as error:
+            self._watcher.scrape_failed(name, str(error))
+            return
+        if answer.status_code != _OK:
+            self._watcher.scrape_failed(name, f"status {answer.status_code}")
+            return
+        self._watcher.scraped(name, parse_exposition(answer.content))

@@ -1,0 +1,120 @@
+"""Log lines as vLLM writes them.
+
+Shell. People and tools search vLLM's logs for its own words, so these are the same; the engine's
+events are turned into them here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import logging
+import logging.config
+from typing import TYPE_CHECKING, assert_never
+
+from pdcluster_lease.lease import Expired, LateRead, Released, Renewed
+from pdcluster_sim.core.messages import (
+    InvalidParams,
+    LoadFailed,
+    Notice,
+    Preempted,
+    PrefixLookup,
+    TransferFailed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["configure_logging", "log_notices"]
+
+_log = logging.getLogger("pdcluster_sim.engine")
+
+
+def configure_logging(level: str, *, access_log: bool) -> None:
+    """Write to standard output, in vLLM's shape: level, time, where, message.
+
+    Args:
+        level: Level of the engine's own lines.
+        access_log: Whether uvicorn's line per request is written.
+    """
+    vllm = {
+        "format": "%(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s",
+        "datefmt": "%m-%d %H:%M:%S",
+    }
+    handler = {"class": "logging.StreamHandler", "stream": "ext://sys.stdout", "formatter": "vllm"}
+    access_level = "INFO" if access_log else "CRITICAL"
+    logging.config.dictConfig(
+        {
+            "version": 1,
+            "disable_existing_loggers": False,
+            "formatters": {
+                "vllm": vllm,
+                "access": {"format": "%(levelname)s:     %(message)s"},
+            },
+            "handlers": {"out": handler, "access": {**handler, "formatter": "access"}},
+            "root": {"level": "WARNING", "handlers": ["out"]},
+            "loggers": {
+                "pdcluster_sim": {"level": level},
+                "uvicorn.error": {"level": "WARNING"},
+                "uvicorn.access": {
+                    "level": access_level,
+                    "handlers": ["access"],
+                    "propagate": False,
+                },
+            },
+        }
+    )
+
+
+def log_notices(notices: Iterable[Notice], *, now: float) -> None:
+    """Log what the engine's core noticed."""
+    for notice in notices:
+        _log_notice(notice, now=now)
+
+
+def _log_notice(notice: Notice, *, now: float) -> None:  # noqa: C901 - one case per notice
+    match notice:
+        case Renewed():
+            _log.debug(
+                "Heartbeat extended lease for request %s by %.1fs (old_expiry=%.3f, "
+                "new_expiry=%.3f)",
+                notice.request_id, notice.expires_at - now, notice.old_expires_at,
+                notice.expires_at,
+            )
+        case Expired():
+            _log.warning(
+                "Releasing expired KV blocks for request %s which were retrieved by %d remote "
+                "worker(s) before lease expired.",
+                notice.request_id, notice.num_reads,
+            )
+        case LateRead():
+            _log.error(
+                "Potentially invalid KV blocks for unrecognized request %s were retrieved by a "
+                "decode worker. They may have expired.",
+                notice.request_id,
+            )
+        case TransferFailed():
+            _log.error(
+                "NIXL transfer failure: %s | Context: {'failure_type': '%s', 'request_id': %r, "
+                "'remote_engine_id': %r} | %s",
+                notice.kind, notice.kind, notice.request_id, notice.engine_id, notice.reason,
+            )
+        case LoadFailed():
+            verb = "Failing" if notice.policy == "fail" else "Recovered from"
+            _log.error(
+                "%s 1 request(s) due to KV load failure (policy=%s, %d tokens affected). Request "
+                "IDs: {%r}",
+                verb, notice.policy, notice.num_tokens, notice.request_id,
+            )
+        case InvalidParams():
+            _log.warning(
+                "Got invalid KVTransferParams for request %s. This request will not utilize "
+                "KVTransfer",
+                notice.request_id,
+            )
+        case Preempted():
+            _log.warning("Request %s is preempted: no free KV blocks.", notice.request_id)
+        case Released():
+            _log.debug("Request %s done sending: blocks freed", notice.request_id)
+        case PrefixLookup():
+            pass
+        case _:
+            assert_never(notice)

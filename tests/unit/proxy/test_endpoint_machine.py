@@ -1,0 +1,148 @@
+"""When an engine is left out of the pool, and when it returns."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdcluster_proxy.core.endpoint import (
+    FIRST_EJECTION_S,
+    LONGEST_EJECTION_S,
+    TABLE,
+    UPSTREAM_FAILURES_TO_EJECT,
+    EndpointEvent,
+    EndpointStatus,
+    may_eject,
+    step,
+)
+from pdcluster_proxy.core.messages import EndpointState
+
+E = EndpointEvent
+READY, EJECTED = EndpointState.READY, EndpointState.EJECTED
+DRAINING, GONE = EndpointState.DRAINING, EndpointState.GONE
+
+
+def run(
+    *events: EndpointEvent, status: EndpointStatus | None = None, now: float = 0.0
+) -> EndpointStatus:
+    current = status or EndpointStatus()
+    for event in events:
+        current = step(current, event, now=now)
+    return current
+
+
+def test_the_table_has_every_pair() -> None:
+    assert set(itertools.product(EndpointState, EndpointEvent)) == set(TABLE)
+
+
+def test_one_refused_connect_ejects_until_a_check_passes() -> None:
+    ejected = run(E.FAILED_LOCALLY)
+    assert EJECTED is ejected.state
+    assert EJECTED is step(ejected, E.TICK, now=1e6).state
+    returned = step(ejected, E.CHECK_PASSED, now=1.0)
+    assert (READY, True) == (returned.state, returned.on_probation)
+
+
+def test_bad_answers_eject_only_in_a_row() -> None:
+    failures = [E.FAILED_UPSTREAM] * (UPSTREAM_FAILURES_TO_EJECT - 1)
+    assert READY is run(*failures, E.SUCCEEDED, *failures).state
+    assert EJECTED is run(*failures, E.FAILED_UPSTREAM).state
+
+
+def test_a_passed_check_does_not_answer_bad_answers() -> None:
+    ejected = run(*[E.FAILED_UPSTREAM] * UPSTREAM_FAILURES_TO_EJECT)
+    assert EJECTED is step(ejected, E.CHECK_PASSED, now=0.1).state
+    assert EJECTED is step(ejected, E.TICK, now=FIRST_EJECTION_S - 0.01).state
+    assert READY is step(ejected, E.TICK, now=FIRST_EJECTION_S).state
+
+
+def test_who_fails_on_probation_is_out_again_and_longer() -> None:
+    once = run(*[E.FAILED_UPSTREAM] * UPSTREAM_FAILURES_TO_EJECT)
+    back = step(once, E.TICK, now=FIRST_EJECTION_S)
+    twice = step(back, E.FAILED_UPSTREAM, now=10.0)
+    assert (EJECTED, 10.0 + 2 * FIRST_EJECTION_S) == (twice.state, twice.until)
+
+
+def test_no_ejection_lasts_longer_than_ten_seconds() -> None:
+    status, now = EndpointStatus(), 0.0
+    for _ in range(8):
+        while status.state is READY:
+            status = step(status, E.FAILED_UPSTREAM, now=now)
+        assert status.until is not None
+        assert status.until - now <= LONGEST_EJECTION_S
+        now = status.until
+        status = step(status, E.TICK, now=now)
+
+
+def test_a_good_answer_clears_the_record() -> None:
+    back = run(*[E.FAILED_UPSTREAM] * UPSTREAM_FAILURES_TO_EJECT)
+    back = step(back, E.TICK, now=100.0)
+    assert EndpointStatus() == step(back, E.SUCCEEDED, now=101.0)
+
+
+def test_a_draining_endpoint_stays_so_through_an_ejection() -> None:
+    ejected = run(E.FAILED_LOCALLY, E.DRAIN)
+    assert EJECTED is ejected.state
+    assert DRAINING is step(ejected, E.CHECK_PASSED, now=1.0).state
+    assert READY is run(E.DRAIN, E.UNDRAIN).state
+    assert READY is run(E.FAILED_LOCALLY, E.DRAIN, E.UNDRAIN, E.CHECK_PASSED).state
+
+
+@pytest.mark.parametrize("event", list(EndpointEvent))
+def test_who_is_gone_hears_nothing(event: EndpointEvent) -> None:
+    gone = run(E.DELETED)
+    assert GONE is gone.state
+    assert gone == step(gone, event, now=5.0)
+
+
+def test_without_permission_failures_are_only_counted() -> None:
+    status = EndpointStatus()
+    for _ in range(10):
+        status = step(status, E.FAILED_UPSTREAM, now=0.0, ejection_allowed=False)
+        status = step(status, E.FAILED_LOCALLY, now=0.0, ejection_allowed=False)
+    assert READY is status.state
+
+
+@pytest.mark.parametrize(
+    ("states", "allowed"),
+    [
+        ({"a": READY}, False),
+        ({"a": READY, "b": READY}, True),
+        ({"a": READY, "b": EJECTED}, False),
+        ({"a": READY, "b": READY, "c": EJECTED}, False),
+        ({"a": READY, "b": READY, "c": READY, "d": EJECTED}, True),
+        ({"a": READY, "b": DRAINING}, False),
+        ({"a": READY, "b": READY, "c": GONE}, True),
+    ],
+)
+def test_never_more_than_half_of_a_role_is_ejected(
+    states: dict[str, EndpointState], allowed: bool
+) -> None:
+    assert allowed is may_eject(states, "a")
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(EndpointEvent), st.integers(0, 3), st.floats(0, 5)), max_size=60
+    )
+)
+def test_half_of_a_role_always_serves_and_everybody_returns(
+    events: list[tuple[EndpointEvent, int, float]],
+) -> None:
+    role = {f"e{n}": EndpointStatus() for n in range(4)}
+    now = 0.0
+    for event, number, passed in events:
+        if event in {E.DELETED, E.DRAIN}:
+            continue
+        now += passed
+        name = f"e{number}"
+        allowed = may_eject({n: s.state for n, s in role.items()}, name)
+        role[name] = step(role[name], event, now=now, ejection_allowed=allowed)
+        assert sum(s.state is READY for s in role.values()) >= 2
+    for name in role:
+        role[name] = step(role[name], E.CHECK_PASSED, now=now)
+        role[name] = step(role[name], E.TICK, now=now + LONGEST_EJECTION_S)
+    assert all(s.state is READY for s in role.values())

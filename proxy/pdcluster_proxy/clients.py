@@ -9,18 +9,20 @@ Source:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import httpx
 from typing_extensions import override
 
 from pdcluster_proxy.core.ports import Address
+from pdcluster_proxy.errors import UpstreamFailureError
 from pdcluster_proxy.wire.engine_client import request_head
 
 if TYPE_CHECKING:
     from pdcluster_proxy.core.ports import Engines
 
-__all__ = ["PooledTransport", "make_client"]
+__all__ = ["Answer", "HttpReader", "PooledTransport", "make_client"]
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 """Largest answer taken, in bytes: an engine's metrics are below 1 MiB."""
@@ -80,3 +82,40 @@ class PooledTransport(httpx.AsyncBaseTransport):
 def make_client(engines: Engines, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> httpx.AsyncClient:
     """Make a client whose every request goes through the pool; close it when done."""
     return httpx.AsyncClient(transport=PooledTransport(engines), timeout=timeout_s, trust_env=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a GET gave.
+
+    Attributes:
+        status: HTTP status.
+        body: Decoded content.
+    """
+
+    status: int
+    body: bytes
+
+
+class HttpReader:
+    """GETs, for code that should not know of httpx.
+
+    Args:
+        client: Made by :func:`make_client`.
+    """
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self._client = client
+
+    async def get(self, url: str, *, timeout_s: float) -> Answer:
+        """Read one resource.
+
+        Raises:
+            LocalFailureError: The server could not be reached or heard in time.
+            UpstreamFailureError: What came is no usable answer, or the address is none.
+        """
+        try:
+            answer = await self._client.get(url, timeout=timeout_s)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise UpstreamFailureError(f"GET {url}: {error}") from error
+        return Answer(status=answer.status_code, body=answer.content)

@@ -3,8 +3,8 @@
 Shell; standard library only, because it runs before anything is installed. The result lies in
 ``$PDCLUSTER_CACHE/vllm-cpu/<key>``, where the key is the content of all that goes into it (locks,
 this folder, the interpreter's version), and ``$PDCLUSTER_CACHE/vllm-cpu-current.json`` points to
-the newest. Nothing is written into the source tree. Built aside and renamed into place, so a build that
-is killed leaves no half environment behind.
+the newest. Nothing is written into the source tree. Built aside and renamed into place, so a build
+that is killed leaves no half environment behind.
 
 Usage: ``build.py --uv PATH`` (``make vllm-env``).
 """

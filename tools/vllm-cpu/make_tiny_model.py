@@ -1,7 +1,7 @@
 """Make a Llama of 0.4 million random parameters and a tokenizer for it, without any download.
 
-Shell. Runs inside the vLLM environment. The same arguments give the same weights, so that two engines
-that load it agree token for token. Not a model to talk to: see ``convert_smollm2.py`` for one.
+Shell. Runs inside the vLLM environment. The weights are the same each time, so that two engines
+that load them agree token for token. Not a model to talk to: see ``convert_smollm2.py`` for one.
 
 Usage: ``make_tiny_model.py FOLDER``.
 """
@@ -17,10 +17,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 MAX_POSITIONS = 4096
-VOCABULARY = (
-    "prefill decode lease block token engine cache heartbeat transfer a the of and to in is "
-    "kept read held sent until before after while pinned renewed released"
-).split()
+WORDS = (
+    "prefill decode lease block token engine cache heartbeat transfer a the of and "
+    "to in is kept read held sent until before after while pinned renewed released"
+)
 SPECIAL = ("<|pad|>", "<|bos|>", "<|eos|>", "<|user|>", "<|assistant|>")
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -34,7 +34,7 @@ CHAT_TEMPLATE = (
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Train a byte-level BPE on sentences of our own: every input has an encoding."""
     rng = random.Random(20)
-    sentences = [" ".join(rng.choices(VOCABULARY, k=32)) for _ in range(256)]
+    sentences = [" ".join(rng.choices(WORDS.split(), k=32)) for _ in range(256)]
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()

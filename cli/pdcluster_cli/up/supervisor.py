@@ -170,7 +170,7 @@ class Supervisor:
             StartTimeoutError: A program was not ready within its start-up budget.
         """
         await self._wait_until(lambda: self._failure is not None or is_ready(self._fleet))
-        while self._failure is None and not await self._proxies_are_ready():
+        while self._failure is None and not await self._proxies_are_ready():  # noqa: ASYNC110 - the state is another process's
             await asyncio.sleep(_START_PROBE_PERIOD_S)
         if self._failure is not None:
             raise self._failure
@@ -217,6 +217,7 @@ class Supervisor:
                     self._look_around()
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._woken.wait(), _TICK_S)
+                self._look_around()
         finally:
             # Empty unless something of ours has failed.
             for process in self._processes.values():

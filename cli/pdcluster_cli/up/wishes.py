@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from pdcluster_api.proxy_config import Role
+from pdcluster_api.revision import revision_of
 from pdcluster_api.v1alpha1 import PDCluster
 from pdcluster_cli.up.fleet import Fleet, Kind, Member, Program, Stop, host_of, kind_of
 from pdcluster_cli.up.lifecycle import Phase
@@ -54,7 +55,7 @@ class Site:
         admin_port: The first proxy's admin port, on 127.0.0.1.
         proxy_workers: Worker processes of the proxy; 0 is one per core.
         run_dir: Folder of this run.
-        scratch_dir: Folder of the engines' caches.
+        scratch_dir: Folder of the engines' caches; each revision has one below it.
         models_dir: Folder of downloaded models.
     """
 
@@ -72,12 +73,12 @@ class Site:
         """Where the proxy finds the live list of engines."""
         return self.run_dir / "endpoints.json"
 
-    def engine_place(self, host: str) -> Placement:
-        """Return where an engine at ``host`` runs."""
+    def engine_place(self, host: str, revision: str) -> Placement:
+        """Return where an engine of a revision runs at ``host``."""
         return Placement(
             host=host,
             command=self.source.command,
-            scratch_dir=str(self.scratch_dir),
+            scratch_dir=str(self.scratch_dir / revision),
             models_dir=str(self.models_dir),
             env=self.source.env,
         )
@@ -125,7 +126,7 @@ def wish_for(cluster: PDCluster, site: Site) -> Wish:
     Raises:
         TimingError: The lease settings leave no time for a hand-off.
     """
-    anywhere = site.engine_place(_ANYWHERE)
+    anywhere = site.engine_place(_ANYWHERE, revision_of(cluster.spec))
     engines = engine_programs(cluster, lambda _role, _index: anywhere)
     proxy = proxy_program(cluster, site.proxy_place("proxy", _ANYWHERE))
     identities = {Kind.PROXY: _identity(proxy)}
@@ -200,7 +201,7 @@ def _recruit(
         program: Program = proxy_program(wish.cluster, wish.site.proxy_place(name, admin_host))
     else:
         name = _free_name(kind.value, names, first_is_bare=False)
-        place = wish.site.engine_place(address(taken))
+        place = wish.site.engine_place(address(taken), revision_of(wish.cluster.spec))
         program = next(
             engine
             for engine in engine_programs(wish.cluster, lambda _role, _index: place)

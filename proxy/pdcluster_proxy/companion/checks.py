@@ -7,12 +7,9 @@ an answer means for the endpoint's standing (``roster.py``).
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
-
-import httpx
 
 from pdcluster_proxy.companion.exposition import EngineFigures, parse_exposition
 from pdcluster_proxy.errors import ConnectError, ProxyError
@@ -21,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pdcluster_api.proxy_config import EndpointConfig
+    from pdcluster_proxy.clients import Answer
 
-__all__ = ["CheckTiming", "CheckWatcher", "Checker", "check_timing"]
+__all__ = ["CheckTiming", "CheckWatcher", "Checker", "Reader", "check_timing"]
 
-_LOG = logging.getLogger(__name__)
 _OK = 200
 
 
@@ -54,6 +51,13 @@ def check_timing(lease_duration_s: int) -> CheckTiming:
     )
 
 
+class Reader(Protocol):
+    """GETs over HTTP (``clients.py``)."""
+
+    async def get(self, url: str, *, timeout_s: float) -> Answer:
+        """Read one resource; raises errors of this project only."""
+
+
 class CheckWatcher(Protocol):
     """Hears of checks."""
 
@@ -77,15 +81,13 @@ class Checker:
     """Checks all endpoints.
 
     Args:
-        client: httpx over the pool.
+        reader: Reads the engines' pages.
         watcher: Hears of the answers.
         timing: When to check.
     """
 
-    def __init__(
-        self, client: httpx.AsyncClient, watcher: CheckWatcher, timing: CheckTiming
-    ) -> None:
-        self._client = client
+    def __init__(self, reader: Reader, watcher: CheckWatcher, timing: CheckTiming) -> None:
+        self._reader = reader
         self._watcher = watcher
         self._timing = timing
         # This is all the mutable state.
@@ -137,26 +139,26 @@ class Checker:
 
     async def _check(self, name: str, url: str) -> bool:
         try:
-            answer = await self._client.get(f"{url}/health", timeout=self._timing.timeout_s)
+            answer = await self._reader.get(f"{url}/health", timeout_s=self._timing.timeout_s)
         except ConnectError as error:
             self._watcher.check_failed(name, str(error), refused=True)
             return False
-        except (ProxyError, httpx.HTTPError) as error:
+        except ProxyError as error:
             self._watcher.check_failed(name, str(error), refused=False)
             return False
-        if answer.status_code != _OK:
-            self._watcher.check_failed(name, f"status {answer.status_code}", refused=False)
+        if answer.status != _OK:
+            self._watcher.check_failed(name, f"status {answer.status}", refused=False)
             return False
         self._watcher.check_passed(name)
         return True
 
     async def _scrape(self, name: str, url: str) -> None:
         try:
-            answer = await self._client.get(f"{url}/metrics", timeout=self._timing.timeout_s)
-        except (ProxyError, httpx.HTTPError) as error:
+            answer = await self._reader.get(f"{url}/metrics", timeout_s=self._timing.timeout_s)
+        except ProxyError as error:
             self._watcher.scrape_failed(name, str(error))
             return
-        if answer.status_code != _OK:
-            self._watcher.scrape_failed(name, f"status {answer.status_code}")
+        if answer.status != _OK:
+            self._watcher.scrape_failed(name, f"status {answer.status}")
             return
-        self._watcher.scraped(name, parse_exposition(answer.content))
+        self._watcher.scraped(name, parse_exposition(answer.body))

@@ -20,7 +20,7 @@ from pdcluster_proxy.errors import ConnectError
 from pdcluster_proxy.wire.engine_socket import EngineSocket
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pdcluster_proxy.core.ports import Address
     from pdcluster_proxy.wire.engine_leg import EngineLeg
@@ -40,11 +40,17 @@ class EngineClient:
     Args:
         idle_limit_s: Longest idle time of a pooled connection; keep it below the engines' own.
         sweep_interval_s: Seconds between two looks at all connections.
+        on_opened: Called with the address of each connection that was opened.
     """
 
     def __init__(
-        self, *, idle_limit_s: float = IDLE_LIMIT_S, sweep_interval_s: float = SWEEP_INTERVAL_S
+        self,
+        *,
+        idle_limit_s: float = IDLE_LIMIT_S,
+        sweep_interval_s: float = SWEEP_INTERVAL_S,
+        on_opened: Callable[[Address], None] = lambda _address: None,
     ) -> None:
+        self._on_opened = on_opened
         self._idle_limit_s = idle_limit_s
         self._sweep_interval_s = sweep_interval_s
         # This is all the mutable state.
@@ -116,6 +122,7 @@ class EngineClient:
                 f"Cannot connect to {address.host}:{address.port}: {error.strerror or error}."
             ) from error
         self._opened[address] += 1
+        self._on_opened(address)
         self._open.add(socket)
         if self._sweeper is None:
             self._sweeper = loop.call_later(self._sweep_interval_s, self._sweep)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
@@ -81,6 +82,7 @@ class CompanionLink:
         # This is all the mutable state.
         self.snapshot = PoolSnapshot(seq=0)
         self.is_draining = False
+        self._has_snapshot = asyncio.Event()
         self._callbacks: list[Callable[[PoolSnapshot], None]] = []
         self._sample: Callable[[], Occupancy] = lambda: (0, 0)
         self._sampled: Occupancy = (0, 0)
@@ -131,6 +133,15 @@ class CompanionLink:
         """Ask ``sample`` for the worker's occupancy at each report."""
         self._sample = sample
 
+    async def first_snapshot(self, *, timeout_s: float) -> bool:
+        """Wait for the first snapshot; returns whether it came in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._has_snapshot.wait()
+        except TimeoutError:
+            return False
+        return True
+
     def start(self) -> None:
         """Connect, and reconnect for ever."""
         self._task = asyncio.get_running_loop().create_task(self._stay_connected())
@@ -153,6 +164,7 @@ class CompanionLink:
         match message:
             case Snapshot(pool):
                 self.snapshot = pool
+                self._has_snapshot.set()
                 for callback in self._callbacks:
                     callback(pool)
             case Drain():
@@ -161,10 +173,9 @@ class CompanionLink:
     # Inside.
 
     async def _stay_connected(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             try:
-                _, wire = await loop.create_unix_connection(lambda: _Wire(self), self._path)
+                wire = await self._connect()
             except OSError:
                 await asyncio.sleep(self._reconnect_s)
                 continue
@@ -181,6 +192,18 @@ class CompanionLink:
                 self._wire = None
                 wire.close()
             _LOG.warning("companion.lost")
+
+    async def _connect(self) -> _Wire:
+        # uvloop itself cannot connect to abstract names.
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            connection.connect(self._path)
+            loop = asyncio.get_running_loop()
+            _, wire = await loop.create_unix_connection(lambda: _Wire(self), sock=connection)
+        except OSError:
+            connection.close()
+            raise
+        return wire
 
     def _add_leg(self, endpoint: str, legs: int, prompt_tokens: int) -> None:
         old = self._legs.get(endpoint, (0, 0))

@@ -22,6 +22,7 @@ import os
 import sys
 import time
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
 YIELD_S = 0.0003
@@ -30,7 +31,7 @@ BACKENDS = ("nixl_cu12._api", "nixl_cu13._api")
 
 def threads() -> set[int]:
     """Kernel ids of this process's threads."""
-    return {int(name) for name in os.listdir("/proc/self/task")}
+    return {int(task.name) for task in Path("/proc/self/task").iterdir()}
 
 
 def soften(module: ModuleType, mode: str) -> None:
@@ -65,7 +66,7 @@ class NixlFinder(importlib.abc.MetaPathFinder):
         self.mode = mode
         self.searching = False
 
-    def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, *_args: object) -> ModuleSpec | None:
         """Find the real module with this finder out of the way."""
         if self.searching or fullname not in BACKENDS:
             return None
@@ -88,6 +89,6 @@ class NixlFinder(importlib.abc.MetaPathFinder):
 
 if os.environ.get("VLLM_GENTLE", "1") == "1":
     os.sched_yield = lambda: time.sleep(YIELD_S)
-    os.sched_setaffinity = lambda pid, mask: None
+    os.sched_setaffinity = lambda *_args: None
 if os.environ.get("NIXL_PROG_THREAD", "idle") != "1":
     sys.meta_path.insert(0, NixlFinder(os.environ.get("NIXL_PROG_THREAD", "idle")))

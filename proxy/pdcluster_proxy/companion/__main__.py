@@ -1,0 +1,87 @@
+"""The companion's process: wires its parts together and runs until it is told to stop.
+
+Composition root: it knows everything and decides nothing. Started by the supervisor, which hands
+over the configuration on standard input and the bound admin socket as a descriptor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import uvloop
+
+from pdcluster_api.proxy_config import ProxyConfig
+from pdcluster_proxy.clients import HttpReader, make_client
+from pdcluster_proxy.companion.admin import create_admin_app
+from pdcluster_proxy.companion.checks import Checker, check_timing
+from pdcluster_proxy.companion.companion import Companion
+from pdcluster_proxy.companion.discovery import FileDiscovery
+from pdcluster_proxy.lifeline import die_with_parent
+from pdcluster_proxy.logs import configure
+from pdcluster_proxy.settings import ChildSettings, parse_child_settings
+from pdcluster_proxy.wire.engine_client import EngineClient
+from pdcluster_proxy.wire.link_server import LinkServer
+from pdcluster_proxy.wire.server import EdgeServer, serve_worker
+
+_LOG = logging.getLogger(__name__)
+_PULSE_S = 0.1
+
+
+async def run(config: ProxyConfig, settings: ChildSettings) -> None:
+    """Run the companion until SIGTERM."""
+    # Wall time only numbers boots: a later companion must give larger numbers.
+    companion = Companion(config, num_workers=settings.workers, first_incarnation=int(time.time()))
+    engines = EngineClient()
+    checker = Checker(
+        HttpReader(make_client(engines)), companion, check_timing(config.lease.duration_seconds)
+    )
+    companion.check_with(checker)
+    discovery = FileDiscovery(Path(config.endpoints_file), companion)
+    links = LinkServer(settings.link, companion)
+    server = EdgeServer(create_admin_app(companion), grace_s=1.0)
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, server.stop)
+    loop.add_signal_handler(signal.SIGUSR1, companion.drain)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # A terminal's Ctrl-C is the supervisor's.
+    await links.start()
+    background = [
+        asyncio.create_task(discovery.run()),
+        asyncio.create_task(_pulse(companion)),
+    ]
+    _LOG.info("companion.started", extra={"admin_port": config.admin.port})
+    try:
+        await serve_worker(server, [socket.socket(fileno=settings.socket)])
+    finally:
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+        await checker.close()
+        await links.close()
+        await engines.close()
+        _LOG.info("companion.stopped")
+
+
+async def _pulse(companion: Companion) -> None:
+    while True:
+        companion.pulse()
+        await asyncio.sleep(_PULSE_S)
+
+
+def main() -> None:
+    """Start from the supervisor's arguments."""
+    settings = parse_child_settings(sys.argv[1:])
+    config = ProxyConfig.model_validate_json(sys.stdin.buffer.read())
+    configure(log_format=settings.log_format, level=settings.log_level, process="companion")
+    die_with_parent(settings.parent)
+    uvloop.run(run(config, settings))
+
+
+if __name__ == "__main__":
+    main()

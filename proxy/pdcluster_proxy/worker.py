@@ -1,0 +1,77 @@
+"""A worker's process: the application behind our server, linked to the companion.
+
+Composition root: it knows everything and decides nothing. Started by the supervisor, which hands
+over the configuration on standard input and a bound socket as a descriptor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+
+import uvloop
+
+from pdcluster_api.proxy_config import ProxyConfig
+from pdcluster_proxy.app import create_app
+from pdcluster_proxy.core.ports import Address
+from pdcluster_proxy.lifeline import die_with_parent
+from pdcluster_proxy.logs import configure
+from pdcluster_proxy.settings import ChildSettings, parse_child_settings
+from pdcluster_proxy.wire.engine_client import EngineClient
+from pdcluster_proxy.wire.link import CompanionLink
+from pdcluster_proxy.wire.server import EdgeServer, serve_worker
+
+_LOG = logging.getLogger(__name__)
+_FIRST_SNAPSHOT_S = 3.0
+
+
+async def run(config: ProxyConfig, settings: ChildSettings) -> None:
+    """Serve until SIGTERM, then finish what runs."""
+    link = CompanionLink(settings.link)
+
+    def opened(address: Address) -> None:
+        link.count("connections_opened_total", (f"{address.host}:{address.port}",))
+
+    def refused(code: str) -> None:
+        link.count("requests_refused_total", (code,))
+
+    engines = EngineClient(on_opened=opened)
+    app = create_app(config, engines, link, settings.index, settings.workers)
+    gate = app.state.worker.gate
+    link.sample_with(lambda: (gate.running, gate.waiting))
+    server = EdgeServer(app, grace_s=config.grace_seconds, on_refused=refused)
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, server.stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # A terminal's Ctrl-C is the supervisor's.
+    link.start()
+    # Clients wait in the socket's queue until this worker knows the pool.
+    if not await link.first_snapshot(timeout_s=_FIRST_SNAPSHOT_S):
+        _LOG.warning("worker.started.blind")
+    _LOG.info("worker.started", extra={"port": config.listen.port})
+    try:
+        await serve_worker(server, [socket.socket(fileno=settings.socket)])
+    finally:
+        await link.close()
+        await engines.close()
+        _LOG.info("worker.stopped")
+
+
+def main() -> None:
+    """Start from the supervisor's arguments."""
+    settings = parse_child_settings(sys.argv[1:])
+    config = ProxyConfig.model_validate_json(sys.stdin.buffer.read())
+    configure(
+        log_format=settings.log_format,
+        level=settings.log_level,
+        process=f"worker-{settings.index}",
+    )
+    die_with_parent(settings.parent)
+    uvloop.run(run(config, settings))
+
+
+if __name__ == "__main__":
+    main()

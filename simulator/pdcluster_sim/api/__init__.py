@@ -1,0 +1,1 @@
+"""The engine's HTTP API, one module per family."""

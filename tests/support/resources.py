@@ -1,0 +1,41 @@
+"""Builders of PDCluster resources: plain objects, as a person would write them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import yaml
+
+from pdcluster_api.v1alpha1 import PDCluster
+
+MODEL = {"name": "Qwen/Qwen3-8B"}
+ENGINE = {"image": "sim:1"}
+
+
+def resource(
+    spec: Mapping[str, object] | None = None, *, name: str = "qwen", **fields: object
+) -> dict[str, object]:
+    """Return a resource with a minimal spec and the given fields of it."""
+    minimal = {"model": MODEL, "engine": ENGINE}
+    return {
+        "apiVersion": "pdcluster.io/v1alpha1",
+        "kind": "PDCluster",
+        "metadata": {"name": name},
+        "spec": dict(spec) if spec is not None else minimal | fields,
+    }
+
+
+def text_of(*documents: object) -> str:
+    """Return documents as the text of one YAML file."""
+    return yaml.safe_dump_all(documents, sort_keys=False)
+
+
+def validated(document: Mapping[str, object]) -> PDCluster:
+    """Return the model of a resource, without what only the loader refuses."""
+    return PDCluster.model_validate_json(json.dumps(document), by_alias=True, by_name=False)
+
+
+def cluster(**fields: object) -> PDCluster:
+    """Return the model of a minimal resource with the given fields of its spec."""
+    return validated(resource(**fields))

@@ -1,0 +1,116 @@
+"""Render the pages that are made from sources: state machines, for now.
+
+Shell. ``python -m tools.generate`` writes them, ``--check`` compares and fails where one is stale
+(``make generate``, ``make check``). The CRDs have their own: ``python -m pdcluster_api``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from pdcluster_lease.lease import TRANSITIONS, LeaseState
+from pdcluster_proxy.core import endpoint, exchange_table
+from pdcluster_proxy.core.exchange import FINAL_STATES
+from pdcluster_proxy.core.messages import EndpointState
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAD = """\
+# State machines
+
+Rendered from the tables by `make generate`; do not edit. Each machine is a table in a pure module:
+a pair of state and event that is not drawn changes nothing or cannot happen.
+"""
+Edge = tuple[str, str, str]
+"""(from, event, to)."""
+
+
+def lease_edges() -> Iterable[Edge]:
+    """The lease on the engine that granted it."""
+    for (state, event), row in TRANSITIONS.items():
+        for target in row.to:
+            if (state, target) != (LeaseState.ABSENT, LeaseState.ABSENT):
+                yield state.value, event.__name__, target.value
+
+
+def exchange_edges() -> Iterable[Edge]:
+    """One client request over two legs."""
+    for (state, event), rule in exchange_table.TABLE.items():
+        for target in rule.to:
+            if state not in FINAL_STATES:
+                yield state.value, event.__name__, target.value
+
+
+def endpoint_edges() -> Iterable[Edge]:
+    """An engine's standing, found by trying the table on representative standings."""
+    standings = [
+        endpoint.EndpointStatus(),
+        endpoint.EndpointStatus(upstream_failures=endpoint.UPSTREAM_FAILURES_TO_EJECT - 1),
+    ]
+    for state, event in endpoint.TABLE:
+        targets: set[EndpointState] = set()
+        for standing in standings:
+            for until in (None, 0.0):
+                for draining in (False, True):
+                    given = endpoint.replace(standing, state=state, until=until, draining=draining)
+                    targets.add(endpoint.step(given, event, now=1.0).state)
+        for target in sorted(targets - {state}):
+            yield state.value, event.value, target.value
+
+
+def diagram(edges: Iterable[Edge], *, first: str) -> str:
+    """Draw one machine; events between the same two states share an arrow."""
+    arrows: dict[tuple[str, str], list[str]] = {}
+    for source, event, target in edges:
+        arrows.setdefault((source, target), []).append(event)
+    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {first}"]
+    lines += [f"    {a} --> {b}: {', '.join(sorted(e))}" for (a, b), e in sorted(arrows.items())]
+    return "\n".join([*lines, "```"])
+
+
+def state_machines() -> str:
+    """Render ``docs/state-machines.md``."""
+    return "\n".join(
+        [
+            HEAD,
+            "## KV lease (`lease/pdcluster_lease/lease.py`)\n",
+            diagram(lease_edges(), first="absent"),
+            "\n## Exchange (`proxy/pdcluster_proxy/core/exchange_table.py`)\n",
+            diagram(exchange_edges(), first="NEW"),
+            "\n## Endpoint (`proxy/pdcluster_proxy/core/endpoint.py`)\n",
+            diagram(endpoint_edges(), first="ready"),
+            "",
+        ]
+    )
+
+
+PAGES = {"docs/state-machines.md": state_machines}
+
+
+def main() -> int:
+    """Write or compare every page.
+
+    Returns:
+        0, or 1 where ``--check`` found a stale page.
+    """
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="compare, write nothing")
+    args = parser.parse_args()
+    stale = 0
+    for name, render in PAGES.items():
+        path, text = ROOT / name, render()
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        if args.check:
+            print(f"{name} is not what its source says: run `make generate`", file=sys.stderr)
+            stale = 1
+        else:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {name}")
+    return stale
+
+
+if __name__ == "__main__":
+    sys.exit(main())

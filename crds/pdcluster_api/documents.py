@@ -139,6 +139,23 @@ def read_documents(text: str) -> tuple[Document, ...] | Problem:
     """
     if len(text) > _TEXT_MAX_CHARS:
         return Problem(message=f"is longer than {_TEXT_MAX_CHARS} characters; split it")
+    try:
+        return _read(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        return Problem(
+            message=f"is not YAML: {error.problem or error.context}"
+            + (f" (column {mark.column + 1})" if mark is not None else ""),
+            line=mark.line + 1 if mark is not None else None,
+        )
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # YAMLError: a control character; ValueError: a number beyond Python's limit;
+        # RecursionError: nested a thousand deep, or in itself.
+        told = " ".join(str(error).split())
+        return Problem(message=f"is not YAML that can be read: {told}")
+
+
+def _read(text: str) -> tuple[Document, ...] | Problem:
     loader = _Loader(text)
     documents = []
     try:
@@ -161,17 +178,6 @@ def read_documents(text: str) -> tuple[Document, ...] | Problem:
                     problems=tuple(walk.problems),
                 )
             )
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        return Problem(
-            message=f"is not YAML: {error.problem or error.context}"
-            + (f" (column {mark.column + 1})" if mark is not None else ""),
-            line=mark.line + 1 if mark is not None else None,
-        )
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # ValueError: a number beyond Python's limit; RecursionError: nested thousands deep.
-        told = " ".join(str(error).split())
-        return Problem(message=f"is not YAML that can be read: {told}")
     finally:
         loader.dispose()
     return tuple(documents)

@@ -61,7 +61,8 @@ def create_app(context: ApiContext, handles: EngineHandles) -> ASGIApp:
             _route("/sim/end", admin.end, "POST"),
         ]
     app: ASGIApp = Starlette(
-        routes=routes, exception_handlers={404: _detail("Not Found"), 405: _detail("Method Not Allowed")}
+        routes=routes,
+        exception_handlers={404: _detail("Not Found"), 405: _detail("Method Not Allowed")},
     )
     keys = context.settings.api_keys
     return _Authenticated(app, keys) if keys else app

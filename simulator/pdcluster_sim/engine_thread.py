@@ -1,9 +1,9 @@
 """The one thread that owns scheduler, memory and agent.
 
-Shell around ``core/engine.py``: it takes inputs from its mailbox and the agent, lets the core advance,
-does the effects and hands outputs over. NIXL makes progress only in :meth:`Agent.poll`, so the agent
-is polled every millisecond while anything is going on and every five when idle, always: a peer's
-read of this memory moves only then, late reads included.
+Shell around ``core/engine.py``: it takes inputs from its mailbox and the agent, lets the core
+advance, does the effects and hands outputs over. NIXL makes progress only in :meth:`Agent.poll`, so
+the agent is polled every millisecond while anything is going on and every five when idle, always: a
+peer's read of this memory moves only then, late reads included.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
 
 from pdcluster_lease.agent import Agent, Notified, ReadDone, ReadFailed, RemoteBlocks, TransferId
@@ -37,11 +36,13 @@ from pdcluster_sim.core.messages import (
 from pdcluster_sim.handshakes import HandshakeAnswered, HandshakeUnanswered
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pdcluster_lease.params import EngineId, RemoteLease
     from pdcluster_sim.core.compatibility import Compatibility
     from pdcluster_sim.core.engine import EngineCore, EngineGauges
 
-__all__ = ["EngineNews", "EngineThread", "Mail", "Stall"]
+__all__ = ["AbortAll", "Drain", "EngineNews", "EngineThread", "Mail", "Stall"]
 
 _log = logging.getLogger(__name__)
 
@@ -118,8 +119,8 @@ class EngineThread:
         self._compatibility = compatibility
         self._shake_hands = shake_hands
         self._publish = publish
-        self._mail: deque[Mail] = deque()
-        self._wake = threading.Event()
+        self._mail: SimpleQueue[Mail | None] = SimpleQueue()  # None only wakes the thread
+        self._next_at: float | None = None
         self._ready = threading.Event()
         self._is_stopping = False
         self._is_draining = False
@@ -144,13 +145,12 @@ class EngineThread:
 
     def post(self, mail: Mail) -> None:
         """Hand something in, from any thread."""
-        self._mail.append(mail)
-        self._wake.set()
+        self._mail.put(mail)
 
     def stop(self) -> None:
         """End the thread; idempotent."""
         self._is_stopping = True
-        self._wake.set()
+        self._mail.put(None)
         if self._thread.is_alive():
             self._thread.join()
 
@@ -169,7 +169,7 @@ class EngineThread:
         try:
             while not self._is_stopping:
                 self._pass()
-        except Exception as error:  # the outermost loop: whatever ended the engine is reported
+        except Exception as error:  # noqa: BLE001 - the outermost loop reports what ended it
             _log.exception("EngineCore encountered a fatal error.")
             self._publish(EngineNews(death=str(error) or type(error).__name__))
         finally:
@@ -177,12 +177,16 @@ class EngineThread:
                 self._agent.close()
 
     def _pass(self) -> None:
-        had_mail = self._read_mail()
+        had_mail = self._read_mail(self._pause_s())
         had_events = self._poll_agent()
         now = time.monotonic()
+        is_due = self._next_at is not None and now >= self._next_at
+        if not (had_mail or had_events or is_due):
+            return  # nothing but time has passed, and none of it matters to the core
         advance = self._core.advance(now=now)
+        self._next_at = advance.next_at
         for effect in advance.effects:
-            self._do(effect, now=now)
+            self._do(effect)
         notices = (*advance.notices, *self._notices)
         reads = tuple(self._done_reads)
         self._notices, self._done_reads = [], []
@@ -201,21 +205,28 @@ class EngineThread:
             )
         if is_drained:
             self._is_draining = False
-        self._rest(advance.next_at, now=now)
 
-    def _rest(self, next_at: float | None, *, now: float) -> None:
-        waits = [] if next_at is None else [max(0.0, next_at - now)]
+    def _pause_s(self) -> float | None:
+        """Return how long to wait for mail at most; None for ever."""
+        pause_s = None
         if self._agent is not None:
-            is_busy = self._core.is_busy or bool(self._reads)
-            waits.append(BUSY_POLL_S if is_busy else IDLE_POLL_S)
-        self._wake.wait(min(waits, default=None))
-        self._wake.clear()
+            pause_s = BUSY_POLL_S if self._core.is_busy or self._reads else IDLE_POLL_S
+        if self._next_at is not None:
+            until_due_s = max(0.0, self._next_at - time.monotonic())
+            pause_s = until_due_s if pause_s is None else min(pause_s, until_due_s)
+        return pause_s
 
-    def _read_mail(self) -> bool:
-        had_mail = bool(self._mail)
-        while self._mail:
-            self._open(self._mail.popleft())
-        return had_mail
+    def _read_mail(self, pause_s: float | None) -> bool:
+        """Open all mail, waiting for the first piece; say whether there was any."""
+        had_mail = False
+        try:
+            while True:
+                mail = self._mail.get(timeout=0 if had_mail else pause_s)
+                had_mail = True
+                if mail is not None:
+                    self._open(mail)
+        except Empty:
+            return had_mail
 
     def _open(self, mail: Mail) -> None:
         match mail:
@@ -233,7 +244,10 @@ class EngineThread:
                 self._handle(mail)
 
     def _handle(self, event: Input) -> None:
-        self._core.handle(event, now=time.monotonic())
+        now = time.monotonic()
+        self._core.handle(event, now=now)
+        # What follows from it comes out of the next advance, which must not wait.
+        self._next_at = now
 
     def _judge(self, answered: HandshakeAnswered) -> Input:
         """Accept a peer and add it to the agent, or say why not."""
@@ -287,7 +301,7 @@ class EngineThread:
 
     # --- effects ---
 
-    def _do(self, effect: Effect, *, now: float) -> None:
+    def _do(self, effect: Effect) -> None:
         match effect:
             case ShakeHands():
                 self._shake_hands(effect.lease)

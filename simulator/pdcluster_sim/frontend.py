@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
 from pdcluster_sim.core.messages import Cancel, EngineRequest, Output, RefuseUnread, Submit
@@ -16,6 +15,8 @@ from pdcluster_sim.errors import EngineDeadError
 from pdcluster_sim.logs import log_notices
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from pdcluster_lease.engine_params import RequestParams
     from pdcluster_lease.params import RequestId
     from pdcluster_sim.core.engine import EngineGauges
@@ -30,17 +31,22 @@ class Frontend:
 
     Args:
         metrics: Fed with all news.
-        on_death: Called once, on the event loop, when the engine has ended by itself.
+
+    Attributes:
+        died: Set when the engine has ended by itself.
+        death: Why, or None.
+        gauges: The figures after the engine's last pass that changed any.
+        is_draining: Whether new requests are refused.
     """
 
-    def __init__(self, metrics: EngineMetrics, *, on_death: Callable[[], None]) -> None:
+    def __init__(self, metrics: EngineMetrics) -> None:
         self._metrics = metrics
-        self._on_death = on_death
         self._engine: EngineThread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         # This is all the mutable state.
         self._queues: dict[RequestId, asyncio.Queue[Output | None]] = {}
         self._drained = asyncio.Event()
+        self.died = asyncio.Event()
         self.gauges: EngineGauges | None = None
         self.death: str | None = None
         self.is_draining = False
@@ -65,7 +71,7 @@ class Frontend:
         if kv is not None and kv.do_remote_prefill:
             self.post(RefuseUnread(kv))
 
-    async def run(self, request: EngineRequest) -> AsyncIterator[Output]:
+    async def run(self, request: EngineRequest) -> AsyncGenerator[Output, None]:
         """Submit a request and yield its outputs; leaving early cancels it.
 
         Raises:
@@ -123,4 +129,4 @@ class Frontend:
             self.death = news.death
             for queue in self._queues.values():
                 queue.put_nowait(None)
-            self._on_death()
+            self.died.set()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -20,10 +19,12 @@ from pdcluster_lease.side_channel import (
     SideChannelListener,
     handshake,
 )
-from pdcluster_lease.wire import HandshakePayload, HandshakeRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pdcluster_lease.params import RemoteLease
+    from pdcluster_lease.wire import HandshakePayload, HandshakeRequest
 
 __all__ = ["HandshakeAnswered", "HandshakeThread", "HandshakeUnanswered"]
 
@@ -119,8 +120,11 @@ class HandshakeThread:
 
     def _answer(self, request: HandshakeRequest) -> HandshakePayload | None:
         if (request.pp_rank, request.tp_rank) != (0, 0):
-            _log.warning("Refused a handshake for pp rank %d, tp rank %d: there is one rank",
-                         request.pp_rank, request.tp_rank)
+            _log.warning(
+                "Refused a handshake for pp rank %d, tp rank %d: there is one rank",
+                request.pp_rank,
+                request.tp_rank,
+            )
             return None
         _log.debug("Received message for pp rank 0, tp rank 0")
         return self._payload

@@ -70,20 +70,23 @@ def log_notices(notices: Iterable[Notice], *, now: float) -> None:
         _log_notice(notice, now=now)
 
 
-def _log_notice(notice: Notice, *, now: float) -> None:  # noqa: C901 - one case per notice
+def _log_notice(notice: Notice, *, now: float) -> None:
     match notice:
         case Renewed():
             _log.debug(
                 "Heartbeat extended lease for request %s by %.1fs (old_expiry=%.3f, "
                 "new_expiry=%.3f)",
-                notice.request_id, notice.expires_at - now, notice.old_expires_at,
+                notice.request_id,
+                notice.expires_at - now,
+                notice.old_expires_at,
                 notice.expires_at,
             )
         case Expired():
             _log.warning(
                 "Releasing expired KV blocks for request %s which were retrieved by %d remote "
                 "worker(s) before lease expired.",
-                notice.request_id, notice.num_reads,
+                notice.request_id,
+                notice.num_reads,
             )
         case LateRead():
             _log.error(
@@ -95,14 +98,21 @@ def _log_notice(notice: Notice, *, now: float) -> None:  # noqa: C901 - one case
             _log.error(
                 "NIXL transfer failure: %s | Context: {'failure_type': '%s', 'request_id': %r, "
                 "'remote_engine_id': %r} | %s",
-                notice.kind, notice.kind, notice.request_id, notice.engine_id, notice.reason,
+                notice.kind,
+                notice.kind,
+                notice.request_id,
+                notice.engine_id,
+                notice.reason,
             )
         case LoadFailed():
             verb = "Failing" if notice.policy == "fail" else "Recovered from"
             _log.error(
                 "%s 1 request(s) due to KV load failure (policy=%s, %d tokens affected). Request "
                 "IDs: {%r}",
-                verb, notice.policy, notice.num_tokens, notice.request_id,
+                verb,
+                notice.policy,
+                notice.num_tokens,
+                notice.request_id,
             )
         case InvalidParams():
             _log.warning(

@@ -164,12 +164,12 @@ async def _run(
     try:
         await asyncio.wait((failing, told_to_stop), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in (*helpers, told_to_stop):
+        error = failing.result() if failing.done() else None
+        for task in (*helpers, failing, told_to_stop):
             task.cancel()
         await supervisor.stop()
         await asyncio.gather(*stops)
-    if failing.done() and not failing.cancelled():
-        error = failing.result()
+    if error is not None:
         screen.told(f"Error: {error}")
         return error.exit_code
     screen.told("Stopped; nothing is left running.")

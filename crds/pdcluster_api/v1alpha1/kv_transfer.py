@@ -82,12 +82,12 @@ class KVTransferSpec(Spec):
         default=None, alias="decoderKVBlocksTTLSeconds"
     )
     """How long a decode engine keeps its blocks for the next turn, in seconds. Only with
-    bidirectional; default 480 then."""
+    bidirectional. Default 480 then."""
     bidirectional: bool = False
     """Let prefill engines read decode engines' blocks in the next turn."""
     kv_recompute_threshold: Annotated[int, Field(ge=0, le=1_048_576)] | None = None
-    """Fewer missing tokens than this are recomputed rather than read. Only with bidirectional;
-    default 64 then."""
+    """Fewer missing tokens than this are recomputed rather than read. Only with bidirectional.
+    Default 64 then."""
     load_failure_policy: LoadFailurePolicy = LoadFailurePolicy.FAIL
     """What a decode engine does when reading blocks fails."""
     buffer_device: BufferDevice = BufferDevice.ENGINE_DEFAULT

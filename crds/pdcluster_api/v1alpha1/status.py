@@ -63,26 +63,26 @@ class Condition(_Status):
 class RevisionStatus(_Status):
     """What prefill and decode engines must share to pair."""
 
-    current: str = ""
+    current: str | None = None
     """Revision that serves. Example 6f9c12ab."""
-    updated: str = ""
+    updated: str | None = None
     """Revision that is wanted. Example 6f9c12ab."""
 
 
 class RoleStatus(_Status):
-    """The engines of one role."""
+    """The engines of one role; a count nobody could take is absent, never 0."""
 
     name: Role
     """The role. Example prefill."""
-    desired: int = 0
+    desired: int | None = None
     """Engines wanted. Example 2."""
-    ready: int = 0
+    ready: int | None = None
     """Engines that serve. Example 2."""
-    updated: int = 0
+    updated: int | None = None
     """Engines of the wanted revision. Example 2."""
-    draining: int = 0
+    draining: int | None = None
     """Engines that leave. Example 0."""
-    ready_of_desired: str = ""
+    ready_of_desired: str | None = None
     """For the printed column. Example 2/2."""
 
 

@@ -1,13 +1,12 @@
-"""``/sim/...``: looking into the engine and breaking it on purpose. Served only with ``--sim-admin``.
+"""``/sim/...``: looking into the engine and breaking it on purpose.
 
-Shell on the event loop.
+Shell on the event loop. Served only with ``--sim-admin``.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -20,6 +19,8 @@ from pdcluster_sim.api.schemas import parse_body
 from pdcluster_sim.engine_thread import Stall
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.requests import Request
     from starlette.responses import Response
 

@@ -8,7 +8,6 @@ Source:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,6 +39,8 @@ from pdcluster_sim.api.schemas import ChatRequest, parse_body
 from pdcluster_sim.api.usage import Usage
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from starlette.requests import Request
     from starlette.responses import Response
 
@@ -124,7 +125,7 @@ class ChatApi:
             kv=kv,
         )
 
-    def _run(self, work: _Work) -> AsyncIterator[Delta]:
+    def _run(self, work: _Work) -> AsyncGenerator[Delta, None]:
         return merged(
             [
                 deltas(self._context.frontend, each, work.sampling, index=index)
@@ -188,7 +189,7 @@ class ChatApi:
 
     # --- streamed ---
 
-    async def _events(self, work: _Work) -> AsyncIterator[bytes]:
+    async def _events(self, work: _Work) -> AsyncGenerator[bytes, None]:
         usage = Usage(num_prompt=len(work.prompt))
         options = work.body.stream_options
         wants_usage = bool(options and options.include_usage)

@@ -8,7 +8,6 @@ Source:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,6 +40,8 @@ from pdcluster_sim.api.usage import Usage
 from pdcluster_sim.core.tokens import decode
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from starlette.requests import Request
     from starlette.responses import Response
 
@@ -132,7 +133,7 @@ class CompletionsApi:
             kv=kv,
         )
 
-    def _run(self, work: _Work) -> AsyncIterator[Delta]:
+    def _run(self, work: _Work) -> AsyncGenerator[Delta, None]:
         return merged(
             [
                 deltas(self._context.frontend, each, work.sampling, index=index)
@@ -182,7 +183,7 @@ class CompletionsApi:
 
     # --- streamed ---
 
-    async def _events(self, work: _Work) -> AsyncIterator[bytes]:
+    async def _events(self, work: _Work) -> AsyncGenerator[bytes, None]:
         usage = Usage(num_prompt=work.num_prompt_tokens)
         options = work.body.stream_options
         wants_usage = bool(options and options.include_usage)

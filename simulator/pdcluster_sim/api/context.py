@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from pdcluster_lease.engine_params import RequestParams, read_request_params
 from pdcluster_lease.params import RequestId
-from pdcluster_sim.api.faults import Faults
-from pdcluster_sim.api.usage import Usage
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from pdcluster_sim.api.faults import Faults
     from pdcluster_sim.api.schemas import SamplingFields
+    from pdcluster_sim.api.usage import Usage
     from pdcluster_sim.core.messages import Output
     from pdcluster_sim.frontend import Frontend
     from pdcluster_sim.metrics import EngineMetrics

@@ -79,4 +79,8 @@ class Faults:
         if fault is None:
             return params
         changed = {**params, **fault.set}
-        return {name: value for name, value in changed.items() if value is not _REMOVED or name not in fault.set}
+        return {
+            name: value
+            for name, value in changed.items()
+            if value is not _REMOVED or name not in fault.set
+        }

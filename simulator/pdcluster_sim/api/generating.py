@@ -7,13 +7,14 @@ its engine request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 from starlette.responses import Response
+from typing_extensions import override
 
 from pdcluster_sim.api.refusals import RequestRefusedError, internal_error
 from pdcluster_sim.core.messages import EngineRequest, FinishReason, Output
@@ -85,7 +86,7 @@ class Answer:
 
 async def deltas(
     frontend: Frontend, request: EngineRequest, sampling: Sampling, *, index: int
-) -> AsyncIterator[Delta]:
+) -> AsyncGenerator[Delta, None]:
     """Run one engine request and yield its news, stop strings honoured.
 
     Raises:
@@ -105,9 +106,7 @@ async def deltas(
         raise internal_error() from error
 
 
-def _delta(
-    buffer: TextBuffer, output: Output, request: EngineRequest, *, index: int
-) -> Delta:
+def _delta(buffer: TextBuffer, output: Output, request: EngineRequest, *, index: int) -> Delta:
     if output.finish in {FinishReason.ERROR, FinishReason.ABORT}:
         raise internal_error()
     text, stop_reason = "", None
@@ -131,10 +130,10 @@ def _delta(
     )
 
 
-async def merged(streams: list[AsyncIterator[Delta]]) -> AsyncIterator[Delta]:
+async def merged(streams: list[AsyncGenerator[Delta, None]]) -> AsyncGenerator[Delta, None]:
     """Yield the news of several choices as they come."""
     if len(streams) == 1:
-        async with aclosing(streams[0]) as only:  # type: ignore[type-var]  # a generator
+        async with aclosing(streams[0]) as only:
             async for delta in only:
                 yield delta
         return
@@ -157,10 +156,10 @@ async def merged(streams: list[AsyncIterator[Delta]]) -> AsyncIterator[Delta]:
 
 
 async def _pump(
-    stream: AsyncIterator[Delta], queue: asyncio.Queue[Delta | Exception | None]
+    stream: AsyncGenerator[Delta, None], queue: asyncio.Queue[Delta | Exception | None]
 ) -> None:
     try:
-        async with aclosing(stream) as source:  # type: ignore[type-var]  # a generator
+        async with aclosing(stream) as source:
             async for delta in source:
                 queue.put_nowait(delta)
     except RequestRefusedError as error:
@@ -169,10 +168,10 @@ async def _pump(
         queue.put_nowait(None)
 
 
-async def collect(stream: AsyncIterator[Delta], *, num_answers: int) -> list[Answer]:
+async def collect(stream: AsyncGenerator[Delta, None], *, num_answers: int) -> list[Answer]:
     """Read all choices to their ends."""
     answers = [Answer() for _ in range(num_answers)]
-    async with aclosing(stream) as source:  # type: ignore[type-var]  # a generator
+    async with aclosing(stream) as source:
         async for delta in source:
             answers[delta.index].add(delta)
     return answers
@@ -210,14 +209,16 @@ class EventStream(Response):
         events: Whole events, blank line included.
     """
 
-    def __init__(self, events: AsyncIterator[bytes]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
         super().__init__(media_type="text/event-stream")
         # The length is not known, so the server frames the body in chunks.
         del self.headers["content-length"]
         self._events = events
 
+    @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all events, unless the client leaves first."""
+        del scope
         sending = asyncio.ensure_future(self._send_all(send))
         watch = asyncio.ensure_future(_gone(receive))
         try:
@@ -228,10 +229,8 @@ class EventStream(Response):
             await asyncio.gather(sending, watch, return_exceptions=True)
 
     async def _send_all(self, send: Send) -> None:
-        await send(
-            {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        )
-        async with aclosing(self._events) as events:  # type: ignore[type-var]  # a generator
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async with aclosing(self._events) as events:
             async for event in events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

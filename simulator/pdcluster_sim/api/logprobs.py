@@ -5,10 +5,12 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pdcluster_sim.core.tokens import VOCABULARY_SIZE, token_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["chat_logprobs", "completion_logprobs"]
 
@@ -27,9 +29,7 @@ def _top(token: int, number: int) -> list[tuple[int, float]]:
     ]
 
 
-def completion_logprobs(
-    tokens: Sequence[int], *, num_top: int | None
-) -> dict[str, object] | None:
+def completion_logprobs(tokens: Sequence[int], *, num_top: int | None) -> dict[str, object] | None:
     """Shape the ``logprobs`` of a completion choice; None where none were asked for."""
     if num_top is None:
         return None
@@ -47,9 +47,7 @@ def completion_logprobs(
     }
 
 
-def chat_logprobs(
-    tokens: Sequence[int], *, wanted: bool, num_top: int
-) -> dict[str, object] | None:
+def chat_logprobs(tokens: Sequence[int], *, wanted: bool, num_top: int) -> dict[str, object] | None:
     """Shape the ``logprobs`` of a chat choice; None where none were asked for."""
     if not wanted:
         return None

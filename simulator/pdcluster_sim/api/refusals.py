@@ -65,8 +65,9 @@ def not_validated(
 ) -> RequestRefusedError:
     """Refuse a body that does not have the request's shape, as pydantic's errors are shown."""
     shown = "" if given is None else f", 'input': {given!r}"
+    fault = f"{{'type': '{kind}', 'loc': '{location}', 'msg': '{message}'{shown}}}"
     return RequestRefusedError(
-        f"1 validation error:\n  {{'type': '{kind}', 'loc': '{location}', 'msg': '{message}'{shown}}}",
+        f"1 validation error:\n  {fault}",
         status=HTTPStatus.BAD_REQUEST,
         kind="Bad Request",
         param=location,

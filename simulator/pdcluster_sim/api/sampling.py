@@ -9,16 +9,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from pdcluster_lease.params import RequestId
 from pdcluster_sim.api.refusals import bad_request, unknown_model
 from pdcluster_sim.core.messages import EngineRequest
 from pdcluster_sim.core.tokens import VOCABULARY_SIZE, chat_prompt, encode
 
 if TYPE_CHECKING:
     from pdcluster_lease.engine_params import RequestParams
+    from pdcluster_lease.params import RequestId
     from pdcluster_sim.api.schemas import ChatRequest, CompletionRequest, SamplingFields
 
-__all__ = ["Sampling", "chat_tokens", "check_model", "completion_prompts", "engine_requests", "read_sampling"]
+__all__ = [
+    "Sampling",
+    "chat_tokens",
+    "check_model",
+    "completion_prompts",
+    "engine_requests",
+    "read_sampling",
+]
 
 _MAX_CHOICES: Final = 16_384
 _DEFAULT_COMPLETION_TOKENS: Final = 16
@@ -58,9 +65,7 @@ def check_model(model: str | None, served: tuple[str, ...]) -> None:
         raise unknown_model(model, served)
 
 
-def read_sampling(
-    body: SamplingFields, *, max_tokens: int | None, max_model_len: int
-) -> Sampling:
+def read_sampling(body: SamplingFields, *, max_tokens: int | None, max_model_len: int) -> Sampling:
     """Check the sampling fields.
 
     Args:
@@ -244,10 +249,10 @@ def engine_requests(
         wanted = min(_DEFAULT_COMPLETION_TOKENS, room)
     if wanted is not None and wanted > room:
         raise bad_request(
-            f"This model's maximum context length is {max_model_len} tokens. However, you requested "
-            f"{wanted} output tokens and your prompt contains {len(prompt)} input tokens, for a "
-            f"total of {len(prompt) + wanted} tokens. Please reduce the length of the input prompt "
-            "or the number of requested output tokens. "
+            f"This model's maximum context length is {max_model_len} tokens. However, you "
+            f"requested {wanted} output tokens and your prompt contains {len(prompt)} input "
+            f"tokens, for a total of {len(prompt) + wanted} tokens. Please reduce the length of the "
+            "input prompt or the number of requested output tokens. "
             f"(parameter=input_tokens, value={len(prompt)})",
             param="input_tokens",
         )

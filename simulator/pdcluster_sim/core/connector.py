@@ -200,9 +200,9 @@ class Connector:
         """End what nobody renewed; notifications are applied before."""
         self._settle(self._leases.apply(Sweep(), now=now))
 
-    def next_event_at(self, *, now: float) -> float | None:
-        """Return when a lease ends or a heartbeat is due, or None."""
-        ends = [self._leases.next_end(), self._tracker.next_due(now=now)]
+    def next_event_at(self, *, now: float, may_beat: bool) -> float | None:
+        """Return when a lease ends or, if heartbeats may leave, one is due; or None."""
+        ends = [self._leases.next_end(), self._tracker.next_due(now=now) if may_beat else None]
         return min((end for end in ends if end is not None), default=None)
 
     def _settle(self, outcomes: tuple[LeaseOutcome, ...]) -> None:

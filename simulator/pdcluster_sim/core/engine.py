@@ -380,10 +380,11 @@ class EngineCore:
             self._pool.cache(block, name)
 
     def _next_at(self, *, now: float) -> float | None:
-        instants = [self._connector.next_event_at(now=now)]
+        # While a step runs no heartbeat leaves, so its due time must not keep us spinning.
+        between_steps = self._step is None
+        instants = [self._connector.next_event_at(now=now, may_beat=between_steps)]
         if self._step is not None:
-            # While a step runs, no heartbeat leaves: its due time must not keep us spinning.
-            instants = [self._step[1]]
+            instants.append(self._step[1])
         instants += [ready_at for ready_at, _ in self._arrivals]
         return min((each for each in instants if each is not None), default=None)
 

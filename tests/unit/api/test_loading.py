@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.resources import resource, text_of
 
 from pdcluster_api.loading import load_cluster
 from pdcluster_api.problems import Problem, ResourceError, format_path
-from tests.support.resources import resource, text_of
 
 NAMESPACE = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "serving"}}
 

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.resource_table import BAD, GOOD, Resource
+from tests.support.resources import text_of, validated
 
 from pdcluster_api.loading import load_cluster
 from pdcluster_api.problems import ResourceError
 from pdcluster_api.support import not_yet
-from tests.support.resource_table import BAD, GOOD, Resource
-from tests.support.resources import text_of, validated
 
 
 @pytest.mark.parametrize("document", GOOD.values(), ids=GOOD)

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from tests.support.resource_table import BAD
+from tests.support.resources import cluster, validated
 
 from pdcluster_api import rules
 from pdcluster_api.rules import OWNED_FLAGS, Rule, broken_rules
@@ -18,8 +20,6 @@ from pdcluster_api.rules.cluster import _LEASE_MIN_WITHOUT_KEEPER
 from pdcluster_api.v1alpha1.shape import BROKEN_RULES
 from pdcluster_lease.errors import TimingError
 from pdcluster_lease.timing import LeaseTiming
-from tests.support.resource_table import BAD
-from tests.support.resources import cluster, validated
 
 TABLES = {
     name: table

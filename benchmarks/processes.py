@@ -1,0 +1,79 @@
+"""Processes of a benchmark: started pinned, measured from /proc, stopped for sure.
+
+CPU is time on a core of all threads (``schedstat``, nanoseconds), kernel work included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+__all__ = ["cpu_s", "descendants", "started"]
+
+
+@contextlib.contextmanager
+def started(
+    argv: Sequence[str], *, core: int, log: Path, cwd: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program on one core until the block ends."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            ["taskset", "-c", str(core), *argv],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd=cwd,
+        )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                pass
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def descendants(pid: int) -> Mapping[int, str]:
+    """The process and all below it: command lines by process id."""
+    found: dict[int, str] = {}
+    waiting = [pid]
+    while waiting:
+        current = waiting.pop()
+        try:
+            command = Path(f"/proc/{current}/cmdline").read_bytes()
+            tasks = list(Path(f"/proc/{current}/task").iterdir())
+            for task in tasks:
+                waiting += [int(child) for child in (task / "children").read_text().split()]
+        except OSError:  # It has ended meanwhile.
+            continue
+        found[current] = command.replace(b"\0", b" ").decode(errors="replace")
+    return found
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds that one process has been on a core."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            total += int((task / "schedstat").read_text().split()[0])
+    return total / 1e9
+
+
+def wait_until(condition: str, *, within_s: float, probe: object) -> None:
+    """Poll ``probe`` until it is true."""
+    assert callable(probe)
+    deadline = time.monotonic() + within_s
+    while not probe():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{condition} did not happen within {within_s:g} s.")
+        time.sleep(0.1)

@@ -1,0 +1,1 @@
+"""Suites that hold fakes and real things to the same promises."""

@@ -32,7 +32,7 @@ BLOCK_BYTES = 32_768
 _CONFIG_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 _POLL_S = 0.05
 _STOP_S = 15.0
-_SERIES = re.compile(r"(vllm:\S+?)(?:\{(.*)\})? (\S+)")
+_SERIES = re.compile(r"^(vllm:[^\s{]+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -107,8 +107,12 @@ class EngineKind:
                 start_new_session=True,
             )
         return RunningEngine(
-            kind=self, spec=spec, process=process, log=log,
-            url=f"http://{host}:{port}", side_channel=(host, side_port),
+            kind=self,
+            spec=spec,
+            process=process,
+            log=log,
+            url=f"http://{host}:{port}",
+            side_channel=(host, side_port),
         )
 
     @contextmanager
@@ -142,11 +146,15 @@ class RunningEngine:
         until = time.monotonic() + self.kind.startup_s
         while time.monotonic() < until:
             if self.process.poll() is not None:
-                raise AssertionError(f"{self.spec.name} ended with {self.process.returncode}: {self.tail()}")
+                raise AssertionError(
+                    f"{self.spec.name} ended with {self.process.returncode}: {self.tail()}"
+                )
             if self.is_healthy():
                 return
             time.sleep(_POLL_S)
-        raise AssertionError(f"{self.spec.name} is not healthy after {self.kind.startup_s} s: {self.tail()}")
+        raise AssertionError(
+            f"{self.spec.name} is not healthy after {self.kind.startup_s} s: {self.tail()}"
+        )
 
     def is_healthy(self) -> bool:
         """Ask ``/health``."""
@@ -168,6 +176,18 @@ class RunningEngine:
     ) -> httpx.Response:
         """Post JSON on a connection of its own, so that a timeout closes it."""
         return httpx.post(f"{self.url}{path}", json=body, timeout=timeout_s)
+
+    def open_request(self, path: str, body: Mapping[str, object]) -> socket.socket:
+        """Send a request and read nothing: closing the connection is the client's leaving."""
+        host, port = self.url.removeprefix("http://").split(":")
+        content = json.dumps(body).encode()
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(content)}\r\n\r\n"
+        )
+        connection = socket.create_connection((host, int(port)), timeout=10.0)
+        connection.sendall(head.encode() + content)
+        return connection
 
     def pids(self) -> list[int]:
         """Return the process and all its descendants."""

@@ -1,9 +1,13 @@
-"""Builders of PDCluster resources: plain objects, as a person would write them."""
+"""Builders of PDCluster resources: plain objects, as a person would write them.
+
+Fields are Any on purpose: half of them are wrong.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 import yaml
 
@@ -14,7 +18,11 @@ ENGINE = {"image": "sim:1"}
 
 
 def resource(
-    spec: Mapping[str, object] | None = None, *, name: str = "qwen", **fields: object
+    spec: Mapping[str, object] | None = None,
+    /,
+    *,
+    name: str = "qwen",
+    **fields: Any,
 ) -> dict[str, object]:
     """Return a resource with a minimal spec and the given fields of it."""
     minimal = {"model": MODEL, "engine": ENGINE}
@@ -36,6 +44,6 @@ def validated(document: Mapping[str, object]) -> PDCluster:
     return PDCluster.model_validate_json(json.dumps(document), by_alias=True, by_name=False)
 
 
-def cluster(**fields: object) -> PDCluster:
+def cluster(**fields: Any) -> PDCluster:
     """Return the model of a minimal resource with the given fields of its spec."""
     return validated(resource(**fields))

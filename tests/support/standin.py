@@ -2,8 +2,8 @@
 
 ``python standin.py engine ...`` takes an engine's command line, ``python standin.py proxy --config
 FILE`` a proxy's. Environment variables make them misbehave: ``STANDIN_FAIL`` (words to say before
-exiting with 3), ``STANDIN_CHILD`` (start a grandchild that ignores TERM), ``STANDIN_SHARED`` (make a
-file of that name in shared memory), ``STANDIN_DEAF`` (never answer a probe).
+exiting with 3), ``STANDIN_CHILD`` (start a grandchild that ignores TERM), ``STANDIN_SHARED`` (make
+a file of that name in shared memory), ``STANDIN_DEAF`` (never answer a probe).
 """
 
 from __future__ import annotations

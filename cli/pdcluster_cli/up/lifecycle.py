@@ -16,6 +16,7 @@ __all__ = ["TRANSITIONS", "Event", "ImpossibleEventError", "Phase", "backoff_s",
 
 _BACKOFF_FIRST_S: Final = 1.0
 _BACKOFF_MAX_S: Final = 60.0
+_BACKOFF_DOUBLINGS_MAX: Final = 10
 STEADY_S: Final = 60.0
 """A program that was ready for this long has recovered: its next failure counts as the first."""
 
@@ -91,4 +92,5 @@ def backoff_s(failures: int) -> float:
     Args:
         failures: Failures in a row, 1 for the first.
     """
-    return min(_BACKOFF_FIRST_S * 2.0 ** max(0, failures - 1), _BACKOFF_MAX_S)
+    doublings = min(max(0, failures - 1), _BACKOFF_DOUBLINGS_MAX)
+    return min(_BACKOFF_FIRST_S * 2.0**doublings, _BACKOFF_MAX_S)

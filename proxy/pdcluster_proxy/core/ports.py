@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+import msgspec
 
 from pdcluster_proxy.core.messages import LeaseEvent, Outcome, PoolSnapshot
 
@@ -25,16 +27,14 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where an engine's HTTP API listens."""
+class Address(NamedTuple):
+    """Where an engine's HTTP API listens; a tuple, since it is hashed several times per request."""
 
     host: str
     port: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseHead:
+class ResponseHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An engine's response head.
 
     Attributes:

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from pdcluster_proxy.core.error_bodies import REASON_HEADER, error_body, error_event
 from pdcluster_proxy.core.failures import Failure
 from pdcluster_proxy.core.ports import EngineConnection, EventEditor, RelayEnd
-from pdcluster_proxy.wire.relay import ClientWatch, end_stream, relay_stream, watch_client
+from pdcluster_proxy.wire.relay import ClientWatch, answer, end_stream, relay_stream, watch_client
 
 __all__ = ["ClientSide"]
 
@@ -111,5 +111,4 @@ class ClientSide:
             (b"x-request-id", self.request_id.encode()),
             *extra,
         ]
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body})
+        await answer(self._scope, self._send, status=status, headers=headers, body=body)

@@ -25,20 +25,22 @@ from typing import TYPE_CHECKING, Any, cast
 import httptools
 import msgspec
 from typing_extensions import override
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from pdcluster_proxy.wire.relay import RELAY_EXTENSION
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from starlette.types import Scope
     from uvicorn import Config
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
     from uvicorn.server import ServerState
 
     from pdcluster_proxy.wire.leg_relay import LegRelay
 
-__all__ = ["EdgeLimits", "EdgeProtocol", "RefusedRequestError"]
+__all__ = ["EdgeLimits", "EdgeProtocol", "RefusedRequestError", "RequestPort"]
 
 _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]+)(?::[0-9]{1,5})?")
 _REFUSED_METHODS = (b"TRACE", b"CONNECT")
@@ -108,8 +110,87 @@ class _AnyLength(int):
     __hash__ = int.__hash__
 
 
+class RequestPort:
+    """One request's hold on its connection: the :class:`~pdcluster_proxy.wire.relay.ClientPort`.
+
+    Args:
+        protocol: The client's connection.
+        cycle: uvicorn's record of the request.
+    """
+
+    __slots__ = ("_cycle", "_protocol")
+
+    def __init__(self, protocol: EdgeProtocol, cycle: RequestResponseCycle) -> None:
+        self._protocol = protocol
+        self._cycle = cycle
+
+    @property
+    def write(self) -> Callable[[bytes], None]:
+        """Writes bytes that are framed already."""
+        return self._protocol.transport.write
+
+    @property
+    def is_gone(self) -> bool:
+        """The client has closed its connection, or is about to be closed."""
+        return self._protocol.transport.is_closing()
+
+    def attach(self, relay: LegRelay) -> None:
+        """Tell ``relay`` of a client that is slow, catches up or leaves."""
+        self._protocol.relay = relay
+        if self._protocol.flow.write_paused:
+            relay.pause()
+
+    def detach(self) -> None:
+        """The relay has ended."""
+        self._protocol.relay = None
+
+    def on_gone(self, callback: Callable[[], None]) -> None:
+        """Call back when the client leaves."""
+        self._protocol.gone_callbacks.append(callback)
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Do not call back any more."""
+        callbacks = self._protocol.gone_callbacks
+        if callback in callbacks:
+            callbacks.remove(callback)
+
+    def close(self) -> None:
+        """Flush what is written, then close without ending the response."""
+        self._cycle.disconnected = True  # Else uvicorn reports an answer that was not completed.
+        self._protocol.transport.close()
+
+    def answer(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
+        """Send a whole response in one write, which uvicorn would do in two.
+
+        Returns:
+            False where the client is slow to take what was written before: send it the other way.
+
+        Raises:
+            ValueError: A field has a line end in it.
+        """
+        protocol, cycle = self._protocol, self._cycle
+        if protocol.flow.write_paused:
+            return False
+        if cycle.disconnected:
+            return True
+        fields = [*protocol.server_state.default_headers, *headers]
+        if not cycle.keep_alive:
+            fields.append((b"connection", b"close"))
+        lines = [b"%b: %b\r\n" % field for field in fields]
+        head = b"".join([STATUS_LINE[status], *lines, b"\r\n"])
+        if head.count(b"\n") != len(fields) + 2:
+            raise ValueError("A response field contains a line end.")
+        cycle.response_started = cycle.response_complete = True
+        cycle.message_event.set()
+        protocol.transport.write(head + body)
+        if not cycle.keep_alive:
+            protocol.transport.close()
+        cycle.on_response()
+        return True
+
+
 class EdgeProtocol(HttpToolsProtocol):
-    """One client connection; also the :class:`~pdcluster_proxy.wire.relay.ClientPort` of it.
+    """One client connection.
 
     Args:
         config: Of the server.
@@ -118,6 +199,10 @@ class EdgeProtocol(HttpToolsProtocol):
         _loop: The event loop.
         limits: The guard's bounds.
         on_refused: Called with the code of each refusal.
+
+    Attributes:
+        relay: Told of a client that is slow, catches up or leaves.
+        gone_callbacks: Called once, when the client leaves.
     """
 
     def __init__(
@@ -133,50 +218,14 @@ class EdgeProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._limits = limits
         self._on_refused = on_refused
-        self._extensions = {RELAY_EXTENSION: self}
         # This is all the mutable state that we add.
         self._phase = _Phase.HEAD
         self._phase_since = time.monotonic()
         self._num_phase_bytes = 0
-        self._relay: LegRelay | None = None
-        self._gone_callbacks: list[Callable[[], None]] = []
+        self.relay: LegRelay | None = None
+        self.gone_callbacks: list[Callable[[], None]] = []
         self._pending_refusal = b""
         self._known_host: bytes | None = None
-
-    # The port that a relay uses.
-
-    @property
-    def is_gone(self) -> bool:
-        """The client has closed its connection, or is about to be closed."""
-        return self.transport.is_closing()
-
-    def write(self, data: bytes) -> None:
-        """Write bytes that are framed already."""
-        self.transport.write(data)
-
-    def attach(self, relay: LegRelay) -> None:
-        """Tell ``relay`` of a client that is slow, catches up or leaves."""
-        self._relay = relay
-        if self.flow.write_paused:
-            relay.pause()
-
-    def detach(self) -> None:
-        """The relay has ended."""
-        self._relay = None
-
-    def on_gone(self, callback: Callable[[], None]) -> None:
-        """Call back when the client leaves."""
-        self._gone_callbacks.append(callback)
-
-    def forget(self, callback: Callable[[], None]) -> None:
-        """Do not call back any more."""
-        if callback in self._gone_callbacks:
-            self._gone_callbacks.remove(callback)
-
-    def close(self) -> None:
-        """Flush what is written, then close without ending the response."""
-        self.cycle.disconnected = True  # Else uvicorn reports an answer that was not completed.
-        self.transport.close()
 
     # What the transport calls.
 
@@ -212,22 +261,22 @@ class EdgeProtocol(HttpToolsProtocol):
     @override
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._relay is not None:
-            self._relay.pause()
+        if self.relay is not None:
+            self.relay.pause()
 
     @override
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._relay is not None:
-            self._relay.resume()
+        if self.relay is not None:
+            self.relay.resume()
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        relay, self._relay = self._relay, None
+        relay, self.relay = self.relay, None
         if relay is not None:
             relay.client_gone()
         super().connection_lost(exc)
-        callbacks, self._gone_callbacks = self._gone_callbacks, []
+        callbacks, self.gone_callbacks = self.gone_callbacks, []
         for callback in callbacks:
             callback()
 
@@ -236,7 +285,6 @@ class EdgeProtocol(HttpToolsProtocol):
     @override
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = cast("dict[str, dict[object, object]]", self._extensions)
         if self._phase is not _Phase.HEAD:
             self._enter(_Phase.HEAD)
             self._num_phase_bytes = 1  # How much of this read belongs here is not known yet.
@@ -246,10 +294,13 @@ class EdgeProtocol(HttpToolsProtocol):
         self._guard()
         super().on_headers_complete()
         self._enter(_Phase.BODY)
-        if self.scope["http_version"] == "1.0":
-            self.scope["extensions"] = {}
+        # The application's task exists but has not run yet.
+        scope = cast("Scope", self.scope)
+        if scope["http_version"] == "1.0":
             self.cycle.chunked_encoding = False
             self.cycle.expected_content_length = _AnyLength()
+        elif scope["method"] != "HEAD":
+            scope["extensions"] = {RELAY_EXTENSION: RequestPort(self, self.cycle)}
 
     @override
     def on_message_complete(self) -> None:

@@ -228,8 +228,8 @@ class EngineLeg:
             return
         self._raw = b""
         self._head = parsed.head
-        self._left = parsed.framing.length
-        if parsed.framing.is_chunked:
+        self._left = parsed.length
+        if parsed.is_chunked:
             self._decoder = ChunkDecoder()
         self.deliver = self._take_body
         self._take_body(raw[parsed.end :])

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["EngineSocket"]
 
 _FIRST_FINAL_STATUS = 200
+_JOIN_LIMIT_BYTES = 64 * 1024
 
 
 class EngineSocket(asyncio.Protocol):
@@ -103,7 +104,11 @@ class EngineSocket(asyncio.Protocol):
     def write(self, head: bytes, body: bytes) -> None:
         """Hand one request to the kernel, or to the transport's buffer."""
         if self._transport is not None:
-            self._transport.writelines((head, body))
+            # One buffer is one cheap system call; a large body is not worth its copy.
+            if len(body) < _JOIN_LIMIT_BYTES:
+                self._transport.write(head + body)
+            else:
+                self._transport.writelines((head, body))
 
     def end_leg(self, *, may_reuse: bool) -> None:
         """The leg is over: back to the pool if another can follow, else close."""

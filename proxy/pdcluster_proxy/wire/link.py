@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 from typing_extensions import override
@@ -52,8 +52,6 @@ MAX_PENDING = 20_000
 
 _MAX_UNSENT_BYTES = 1024 * 1024
 """More than this in the socket's buffer means that the companion hangs."""
-
-_Kept = TypeVar("_Kept")
 
 Occupancy = tuple[int, int]
 """(exchanges running, exchanges queued)."""
@@ -111,21 +109,26 @@ class CompanionLink:
         """Report its end; without an outcome the endpoint is neither to praise nor to blame."""
         self._add_leg(endpoint, -1, -prompt_tokens)
         if outcome is not None:
-            self._keep(self._outcomes, outcome)
+            self._outcomes.append(outcome)
 
     def lease(self, event: LeaseEvent) -> None:
         """Report one step of one lease."""
-        self._keep(self._leases, event)
+        self._leases.append(event)
+        if self._timer is None:
+            self._flush_later()
 
     def count(self, name: str, labels: tuple[str, ...], amount: float = 1.0) -> None:
         """Add to a counter."""
         key = (name, labels)
         self._counters[key] = self._counters.get(key, 0.0) + amount
-        self._flush_soon()
+        if self._timer is None:
+            self._flush_later()
 
     def observe(self, name: str, labels: tuple[str, ...], value: float) -> None:
         """Add one value to a histogram."""
-        self._keep(self._observations, (name, labels, value))
+        self._observations.append((name, labels, value))
+        if self._timer is None:
+            self._flush_later()
 
     # The worker's root.
 
@@ -209,19 +212,21 @@ class CompanionLink:
         old = self._legs.get(endpoint, (0, 0))
         self._legs[endpoint] = (old[0] + legs, old[1] + prompt_tokens)
         self._changed.add(endpoint)
-        self._flush_soon()
+        if self._timer is None:
+            self._flush_later()
 
-    def _keep(self, kept: list[_Kept], item: _Kept) -> None:
-        if len(kept) >= MAX_PENDING:
-            self.count("reports_dropped_total", ())
-            return
-        kept.append(item)
-        self._flush_soon()
+    def _flush_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._flush_s, self._flush)
 
-    def _flush_soon(self) -> None:
-        if self._timer is None and self._wire is not None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._flush_s, self._flush)
+    def _drop_surplus(self) -> None:
+        """Forget the oldest of what the companion does not take."""
+        for kept in (self._outcomes, self._leases, self._observations):
+            surplus = len(kept) - MAX_PENDING
+            if surplus > 0:
+                del kept[:surplus]
+                key: tuple[str, tuple[str, ...]] = ("reports_dropped_total", ())
+                self._counters[key] = self._counters.get(key, 0.0) + surplus
 
     def _flush(self) -> None:
         if self._timer is not None:
@@ -229,6 +234,7 @@ class CompanionLink:
             self._timer = None
         wire = self._wire
         if wire is None or wire.num_unsent > _MAX_UNSENT_BYTES:
+            self._drop_surplus()
             return
         self._seq += 1
         self._sampled = running, queued = self._sample()

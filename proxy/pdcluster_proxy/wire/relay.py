@@ -21,7 +21,7 @@ from pdcluster_proxy.core.ports import RelayEnd, RelayOutcome
 from pdcluster_proxy.wire.engine_leg import HOLD_LIMIT_BYTES, EngineLeg
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from starlette.types import Receive, Scope, Send
 
@@ -32,6 +32,7 @@ __all__ = [
     "RELAY_EXTENSION",
     "ClientPort",
     "ClientWatch",
+    "answer",
     "end_stream",
     "relay_stream",
     "watch_client",
@@ -48,8 +49,9 @@ class ClientPort(Protocol):
     def is_gone(self) -> bool:
         """The client has closed its connection, or is about to be closed."""
 
-    def write(self, data: bytes) -> None:
-        """Write bytes that are framed already."""
+    @property
+    def write(self) -> Callable[[bytes], None]:
+        """Writes bytes that are framed already."""
 
     def attach(self, relay: LegRelay) -> None:
         """Tell ``relay`` of a client that is slow, catches up or leaves."""
@@ -65,6 +67,9 @@ class ClientPort(Protocol):
 
     def close(self) -> None:
         """Flush what is written, then close without ending the response."""
+
+    def answer(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
+        """Send a whole response; False where it must go the ordinary way."""
 
 
 class ClientWatch:
@@ -181,6 +186,29 @@ async def relay_stream(
     except asyncio.CancelledError:
         connection.abort()
         raise
+
+
+async def answer(
+    scope: Scope,
+    send: Send,
+    *,
+    status: int,
+    headers: Sequence[tuple[bytes, bytes]],
+    body: bytes,
+) -> None:
+    """Send a whole response: in one write where our own server serves the request.
+
+    Args:
+        scope: Of the request.
+        send: Of the request.
+        status: For the client.
+        headers: For the client; with Content-Length.
+        body: Its body.
+    """
+    port = _client_port(scope)
+    if port is None or not port.answer(status, headers, body):
+        await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+        await send({"type": "http.response.body", "body": body})
 
 
 async def end_stream(scope: Scope, send: Send, *, tail: bytes = b"", close: bool = False) -> None:

@@ -5,49 +5,34 @@ Pure. Only what framing and the exchange need is interpreted; everything else pa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from pdcluster_proxy.core.ports import ResponseHead
 
-__all__ = ["BodyFraming", "ParsedHead", "parse_head"]
+__all__ = ["ParsedHead", "parse_head"]
 
 _FIRST_FINAL_STATUS = 200
 _NO_CONTENT = (204, 304)
 _EVENT_STREAM = b"text/event-stream"
-_STATUS_AT = slice(9, 12)
+_STATUS_AT, _STATUS_END = 9, 12
 """Where the status stands: after ``HTTP/1.x `` (RFC 9112 section 4)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BodyFraming:
-    """How the body's end is found.
-
-    Attributes:
-        is_chunked: By chunk framing.
-        length: By length, in bytes; None where it is chunked or ends with the connection.
-    """
-
-    is_chunked: bool
-    length: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParsedHead:
+class ParsedHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A final response head.
 
     Attributes:
         head: What the exchange sees.
-        framing: How the body ends.
+        is_chunked: The body ends by chunk framing.
+        length: The body ends after this many bytes; None where it is chunked, or ends with the
+            connection.
         end: Offset of the body's first byte in what was parsed.
     """
 
     head: ResponseHead
-    framing: BodyFraming
+    is_chunked: bool
+    length: int | None
     end: int
-
-
-_CHUNKED = BodyFraming(is_chunked=True, length=None)
-_UNTIL_CLOSE = BodyFraming(is_chunked=False, length=None)
 
 
 def parse_head(raw: bytes) -> ParsedHead | None:
@@ -64,33 +49,31 @@ def parse_head(raw: bytes) -> ParsedHead | None:
         end = raw.find(b"\r\n\r\n", start)
         if end < 0:
             return None
-        first, *fields = raw[start:end].split(b"\r\n")
-        status = int(first[_STATUS_AT])
-        start = end + 4
+        status = int(raw[start + _STATUS_AT : start + _STATUS_END])
         if status >= _FIRST_FINAL_STATUS:
             break
-    headers = tuple([_field(line) for line in fields])
+        start = end + 4
+    headers = []
+    for line in raw[start:end].split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        headers.append((name.lower(), value.strip()))
     named = dict(headers)
+    is_chunked, length = _framing(status, named)
     media_type = named.get(b"content-type", b"")
     head = ResponseHead(
         status=status,
-        headers=headers,
+        headers=tuple(headers),
         is_event_stream=media_type[: len(_EVENT_STREAM)].lower() == _EVENT_STREAM,
     )
-    return ParsedHead(head=head, framing=_framing(status, named), end=start)
+    return ParsedHead(head=head, is_chunked=is_chunked, length=length, end=end + 4)
 
 
-def _field(line: bytes) -> tuple[bytes, bytes]:
-    name, _, value = line.partition(b":")
-    return name.lower(), value.strip()
-
-
-def _framing(status: int, headers: dict[bytes, bytes]) -> BodyFraming:
+def _framing(status: int, headers: dict[bytes, bytes]) -> tuple[bool, int | None]:
     """How the body's end is found (RFC 9112 section 6.3)."""
     if status in _NO_CONTENT:
-        return BodyFraming(is_chunked=False, length=0)
+        return False, 0
     coding = headers.get(b"transfer-encoding")
     if coding is not None:
-        return _CHUNKED if coding.lower().endswith(b"chunked") else _UNTIL_CLOSE
+        return coding.lower().endswith(b"chunked"), None
     length = headers.get(b"content-length")
-    return _UNTIL_CLOSE if length is None else BodyFraming(is_chunked=False, length=int(length))
+    return False, None if length is None else int(length)

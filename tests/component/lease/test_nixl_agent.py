@@ -8,11 +8,11 @@ import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
+from tests.support.nixl_peer import PeerProcess, peer_process
 
 from pdcluster_lease.agent import AgentEvent, Notified, Peer, ReadDone, ReadFailed
 from pdcluster_lease.errors import PeerGoneError, TransferError
 from pdcluster_lease.nixl_agent import NixlAgent
-from tests.support.nixl_peer import PeerProcess, peer_process
 
 pytestmark = pytest.mark.nixl
 
@@ -22,11 +22,10 @@ WITHIN_S = 10.0
 
 
 @pytest.fixture(scope="module", autouse=True)
-def loopback() -> Iterator[None]:
+def loopback() -> None:
     """UCX over loopback; read when the first agent of this process is made."""
     os.environ.setdefault("UCX_TLS", "tcp,sm,self")
     os.environ.setdefault("UCX_NET_DEVICES", "lo")
-    yield
 
 
 @pytest.fixture
@@ -124,7 +123,7 @@ def test_while_the_owner_does_not_poll_a_read_stands_still(
         assert reader.poll() == ()
         time.sleep(0.01)
     owner.tell("poll 1")
-    assert isinstance(poll_until(reader, lambda event: True), ReadDone)
+    assert isinstance(poll_until(reader, lambda _: True), ReadDone)
 
 
 def test_a_killed_owner_is_noticed_and_a_new_one_works(
@@ -144,7 +143,7 @@ def test_a_killed_owner_is_noticed_and_a_new_one_works(
     with peer_process("second", num_blocks=NUM_BLOCKS, block_bytes=BLOCK_BYTES, env=env) as second:
         second.tell("poll 2")
         reader.read(reader.add_peer(second.metadata, second.blocks), (1,), (1,), b"second:1")
-        assert isinstance(poll_until(reader, lambda event: True), ReadDone)
+        assert isinstance(poll_until(reader, lambda _: True), ReadDone)
 
 
 def notify_until_refused(agent: NixlAgent, peer: Peer) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from tests.support.engines import EngineKind, EngineSpec, RunningEngine
 LEASE_S = 6
 INTERVAL_S = 1
 EXTENSION_S = 4
+NUM_LONG_REQUESTS = 3
 SLACK_S = 5.0
 """How late a protocol deadline may be seen; never how early."""
 
@@ -82,6 +82,8 @@ class Fleet:
             or (each == name and self._running[each].process.poll() is not None)
         ]
         for each in missing:
+            if each in self._running:
+                self._running[each].stop()
             self._running[each] = self.kind.launch(SPECS[each], logs=self._logs)
         for each in missing:
             self._running[each].wait()
@@ -179,46 +181,26 @@ def settled(engine: RunningEngine, name: str, expected: float) -> float:
 @contextmanager
 def busy(engine: RunningEngine) -> Iterator[None]:
     """Keep a one-at-a-time engine busy with long requests, until left."""
-    stop = threading.Event()
-    threads = [
-        threading.Thread(target=_keep_busy, args=(engine, stop), daemon=True) for _ in range(3)
+    held = [
+        engine.open_request("/v1/completions", long_request()) for _ in range(NUM_LONG_REQUESTS)
     ]
-    for thread in threads:
-        thread.start()
-    eventually(
-        lambda: engine.metrics()["num_requests_running"] >= 1, within_s=30.0, why="D runs nothing"
-    )
     try:
+        eventually(
+            lambda: engine.metrics()["num_requests_running"] >= 1, within_s=30.0, why="D is idle"
+        )
         yield
     finally:
-        stop.set()
-        for thread in threads:
-            thread.join(timeout=30.0)
+        for connection in held:
+            connection.close()
 
 
-def _keep_busy(engine: RunningEngine, stop: threading.Event) -> None:
-    """Stream one long answer and hang up when told to."""
-    body = {
+def long_request(max_tokens: int = 3900) -> dict[str, object]:
+    """Return the body of a request that runs for many seconds."""
+    return {
         "model": "tiny",
         "prompt": uuid.uuid4().hex,
-        "max_tokens": 3900,
+        "max_tokens": max_tokens,
+        "temperature": 0,
         "ignore_eos": True,
         "stream": True,
     }
-    try:
-        with (
-            httpx.Client(timeout=httpx.Timeout(5.0, read=0.5)) as client,
-            client.stream("POST", f"{engine.url}/v1/completions", json=body) as answer,
-        ):
-            _read_until(answer, stop)
-    except httpx.HTTPError:
-        # Queued behind another one, or the engine was killed: both are part of the plan.
-        if not stop.is_set() and engine.process.poll() is None:
-            stop.wait(timeout=0.1)
-            _keep_busy(engine, stop)
-
-
-def _read_until(answer: httpx.Response, stop: threading.Event) -> None:
-    for _ in answer.iter_raw():
-        if stop.is_set():
-            return

@@ -31,7 +31,7 @@ def test_a_proxy_config_is_camel_case_on_disk() -> None:
 
 
 def test_an_unknown_key_of_a_proxy_config_is_refused() -> None:
-    with pytest.raises(ValidationError, match="extra_forbidden|not permitted"):
+    with pytest.raises(ValidationError, match="not permitted"):
         ProxyConfig.model_validate(CONFIG | {"colour": "red"})
 
 

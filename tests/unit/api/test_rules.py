@@ -1,4 +1,4 @@
-"""Each rule is stated twice, as CEL and as a predicate; here both and the need for each are tested."""
+"""Each rule is stated twice, as CEL and as a predicate; both, and the need for each, are tested."""
 
 from __future__ import annotations
 

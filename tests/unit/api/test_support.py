@@ -33,7 +33,7 @@ def test_only_the_image_needs_a_cluster_in_the_minimal_resource() -> None:
 def test_a_field_that_needs_a_cluster_is_named_where_it_was_written(
     fields: dict[str, object], expected: str
 ) -> None:
-    found = kubernetes_only(validated(resource(**fields)))  # type: ignore[arg-type]
+    found = kubernetes_only(validated(resource(**fields)))
     assert found == ("spec.engine.image", expected)
 
 
@@ -72,7 +72,7 @@ def test_a_variable_from_a_secret_needs_a_cluster_and_a_literal_does_not() -> No
     ids=str,
 )
 def test_what_a_single_machine_honours_is_not_named(fields: dict[str, object]) -> None:
-    assert kubernetes_only(validated(resource(**fields))) == ("spec.engine.image",)  # type: ignore[arg-type]
+    assert kubernetes_only(validated(resource(**fields))) == ("spec.engine.image",)
 
 
 def test_the_two_tables_do_not_overlap() -> None:

@@ -72,7 +72,7 @@ def test_an_override_replaces_both_figures(met: bool) -> None:
 @pytest.mark.parametrize("keeper", [True, False])
 def test_an_override_outside_its_bounds_is_refused(override: int, keeper: bool) -> None:
     timing = LeaseTiming.from_duration(6)  # 6 - 1 - 2 leaves 1..3
-    with pytest.raises(TimingError, match="spec.proxy.handOffDeadlineSeconds") as caught:
+    with pytest.raises(TimingError, match=r"spec\.proxy\.handOffDeadlineSeconds") as caught:
         timing.hand_off_deadline_s(met=True, keeper=keeper, override_s=override)
     assert "1..3" in caught.value.remedy
     assert f"1 <= {override} <= 3" in caught.value.inequality

@@ -94,7 +94,7 @@ def descendants(root: int) -> set[int]:
 
 
 def marked(session: int, mark: str) -> set[int]:
-    """Return the processes of a guard's tree when the guard itself is gone.
+    """Return the processes of a guard's tree when the guard itself is gone, zombies included.
 
     Args:
         session: The guard's process id, which is its session's too; processes stay in it.
@@ -105,7 +105,7 @@ def marked(session: int, mark: str) -> set[int]:
     found: set[int] = set()
     for pid in _processes():
         fields = _stat(pid)
-        if not fields or fields[0] in {"Z", "X"} or pid == os.getpid():
+        if not fields or pid == os.getpid():
             continue
         if int(fields[_SESSION_FIELD]) == session:
             found.add(pid)

@@ -184,16 +184,19 @@ class SideChannelListener:
         self._socket = socket
 
     async def serve(self) -> None:
-        """Answer until cancelled."""
+        """Answer until cancelled; :meth:`close` is still the caller's."""
         socket = self._socket
         assert socket is not None, "bind() comes first"
-        try:
-            while True:
-                reply = self._reply(await socket.recv_multipart())
-                if reply is not None:
-                    await socket.send_multipart(reply)
-        finally:
-            socket.close()
+        while True:
+            reply = self._reply(await socket.recv_multipart())
+            if reply is not None:
+                await socket.send_multipart(reply)
+
+    def close(self) -> None:
+        """Stop to listen; idempotent."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
     def _reply(self, frames: list[bytes]) -> list[bytes] | None:
         """Return the frames to send back, or None for what deserves no reply."""

@@ -117,6 +117,7 @@ class HandshakeThread:
         for task in (self._listening, *self._tasks):
             task.cancel()
         await asyncio.gather(self._listening, *self._tasks, return_exceptions=True)
+        listener.close()
 
     def _answer(self, request: HandshakeRequest) -> HandshakePayload | None:
         if (request.pp_rank, request.tp_rank) != (0, 0):
@@ -130,6 +131,8 @@ class HandshakeThread:
         return self._payload
 
     def _silence(self) -> None:
+        # The socket stays open and takes requests, but nobody reads them: as seen from a peer
+        # of a vLLM whose listener has ended.
         if self._listening is not None:
             self._listening.cancel()
 

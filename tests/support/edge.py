@@ -26,6 +26,7 @@ class Edge:
     port: int
     state: ServerState
     refused: list[str] = field(default_factory=list)
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     @property
     def num_connections(self) -> int:
@@ -36,7 +37,9 @@ class Edge:
         return len(self.state.tasks)
 
     async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection(self.host, self.port)
+        reader, writer = await asyncio.open_connection(self.host, self.port)
+        self.writers.append(writer)
+        return reader, writer
 
     async def exchange(self, *parts: bytes) -> bytes:
         """Send parts and read until the server closes."""
@@ -80,9 +83,14 @@ async def edge(app: ASGIApp, limits: EdgeLimits | None = None) -> AsyncIterator[
     server = await loop.create_server(protocol, "127.0.0.1", 0)
     sweeping = asyncio.create_task(sweep())
     host, port = server.sockets[0].getsockname()[:2]
+    served = Edge(host, port, state, refused)
     try:
-        yield Edge(host, port, state, refused)
+        yield served
     finally:
+        for writer in served.writers:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
         sweeping.cancel()
         server.close()
         for connection in tuple(state.connections):

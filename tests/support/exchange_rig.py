@@ -258,7 +258,7 @@ def config(**fields: object) -> ProxyConfig:
         "admin": ListenConfig(host="127.0.0.1", port=9090),
         "lease": LeaseConfig(duration_seconds=30, max_hold_seconds=120),
         "timeouts": TimeoutsConfig(
-            connect_seconds=1.0, request_seconds=20.0, first_byte_seconds=20.0, idle_seconds=5.0
+            connect_seconds=1.0, request_seconds=600.0, first_byte_seconds=20.0, idle_seconds=5.0
         ),
         "admission": AdmissionConfig(max_in_flight=64, max_queue=8, queue_timeout_seconds=5.0),
         "endpoints_file": "unused",

@@ -69,6 +69,7 @@ class ScriptedEngine:
 async def scripted_engine(script: Script) -> AsyncIterator[ScriptedEngine]:
     """Serve each connection by ``script`` until the block ends."""
     tasks: set[asyncio.Task[None]] = set()
+    writers: list[asyncio.StreamWriter] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -83,6 +84,7 @@ async def scripted_engine(script: Script) -> AsyncIterator[ScriptedEngine]:
         finally:
             tasks.discard(task)
             writer.close()
+            writers.append(writer)
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()[:2]
@@ -94,6 +96,9 @@ async def scripted_engine(script: Script) -> AsyncIterator[ScriptedEngine]:
         for task in tuple(tasks):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for writer in writers:
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
         await server.wait_closed()
 
 

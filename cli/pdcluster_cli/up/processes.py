@@ -23,6 +23,7 @@ __all__ = ["Launcher", "Running"]
 
 _TAIL_BYTES = 16 * 1024
 _SWEEP_TIMEOUT_S = 5.0
+_SWEEP_PERIOD_S = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,22 +85,14 @@ class Running:
     def _sweep(self) -> None:
         deadline = time.monotonic() + _SWEEP_TIMEOUT_S
         mark = f"{MARK_VARIABLE}={self.mark}"
-        killed: set[int] = set()
-        while time.monotonic() < deadline:
-            left = marked(self.pid, mark)
+        while (left := marked(self.pid, mark)) and time.monotonic() < deadline:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            killed |= left
-            for pid in tuple(killed):
-                # They are our children now; one that is not has been reaped elsewhere.
+                # An orphan is our child; any other is reaped by its parent, or becomes ours next.
                 with contextlib.suppress(ChildProcessError):
-                    if os.waitpid(pid, os.WNOHANG)[0] == 0:
-                        continue
-                killed.discard(pid)
-            if not left and not killed:
-                break
-            time.sleep(0.01)
+                    os.waitpid(pid, os.WNOHANG)
+            time.sleep(_SWEEP_PERIOD_S)
         remove_shared_files(read_record(self.record))
         self.record.unlink(missing_ok=True)
 

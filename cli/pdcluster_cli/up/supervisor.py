@@ -212,6 +212,8 @@ class Supervisor:
             async with self._tasks:
                 while self._fleet.ending is Ending.NOT or self._processes:
                     self._woken.clear()
+                    # Before and after: what was seen comes before what is done about it.
+                    self._listener.changed(self._fleet)
                     for action in plan(self._fleet, now=self._clock()):
                         await self._execute(action)
                     self._look_around()

@@ -43,7 +43,7 @@ class ExchangeEndpoint:
         headers = read_client_headers(scope["headers"])
         request_id = headers.request_id or worker.new_id()
         client = ClientSide(scope, receive, send, request_id=request_id)
-        worker.note_request()
+        worker.num_uncredited += 1
         try:
             _check_encoding(headers.content_encoding)
             body = await read_body(receive, worker.bounds.max_body_bytes)

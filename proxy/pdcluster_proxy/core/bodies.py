@@ -19,6 +19,7 @@ from pdcluster_lease.params import PREFILL_REQUEST_RAW
 from pdcluster_proxy.errors import RejectedError
 
 __all__ = [
+    "PATHS",
     "Api",
     "ClientRequest",
     "RequestClass",
@@ -49,20 +50,27 @@ _BYTES_PER_TOKEN: Final = 4
 _CONNECTOR_FIELDS: Final = frozenset({"data_parallel_rank", "extra_body", "vllm_xargs"})
 _CONNECTOR_PREFIX: Final = "bootstrap_"
 _CONNECTOR_SUFFIX: Final = "_transfer_params"
+# What all of the above have in common: names without any of these need no second look.
+_CONNECTOR_MARKS: Final = (_CONNECTOR_SUFFIX, _CONNECTOR_PREFIX, *sorted(_CONNECTOR_FIELDS))
 _EMPTY_VALUES: Final = frozenset({b"null", b"{}"})
 
 # The prefill leg makes one token: what asks for more, or could end it early, is taken out.
-_NOT_FOR_PREFILL: Final = (
-    "stream_options",
-    "min_tokens",
-    "best_of",
-    "n",
-    "stop",
-    "stop_token_ids",
-    "logprobs",
-    "top_logprobs",
-    "return_token_ids",
+_NOT_FOR_PREFILL: Final = frozenset(
+    {
+        "stream_options",
+        "min_tokens",
+        "best_of",
+        "n",
+        "stop",
+        "stop_token_ids",
+        "logprobs",
+        "top_logprobs",
+        "return_token_ids",
+    }
 )
+
+
+_DECIDES_CLASS: Final = frozenset({"n", "best_of", "use_beam_search", "prompt_logprobs"})
 
 
 class Api(StrEnum):
@@ -70,6 +78,10 @@ class Api(StrEnum):
 
     COMPLETIONS = "completions"
     CHAT = "chat"
+
+
+PATHS: Final = {Api.COMPLETIONS: "/v1/completions", Api.CHAT: "/v1/chat/completions"}
+"""Where each family is served, by us and by the engines."""
 
 
 class RequestClass(StrEnum):
@@ -111,12 +123,9 @@ def parse_request(body: bytes, *, api: Api, model: str) -> ClientRequest:
             exceeded (400), or another model (404).
     """
     top = _decode_top(body)
-    for name in [name for name in top if _is_connector_field(name)]:
-        if bytes(top[name]) not in _EMPTY_VALUES:
-            raise _rejected(
-                f"The field {name!r} is reserved for the engines; remove it from the request.", name
-            )
-        del top[name]
+    names = "\n".join(top).lower()
+    if any(mark in names for mark in _CONNECTOR_MARKS):
+        _remove_connector_fields(top)
     _check_model(top, model)
     prompt_field = "messages" if api is Api.CHAT else "prompt"
     prompt = top.get(prompt_field)
@@ -129,7 +138,7 @@ def parse_request(body: bytes, *, api: Api, model: str) -> ClientRequest:
         top,
         _classify(top, api),
         _boolean(top, "stream"),
-        1 + len(memoryview(prompt)) // _BYTES_PER_TOKEN,
+        1 + len(body) // _BYTES_PER_TOKEN,
     )
 
 
@@ -138,9 +147,9 @@ def prefill_body(request: ClientRequest) -> bytes:
 
     What makes the prompt stays byte-equal on both legs, tools and their order included.
     """
-    top = dict(request.top)
-    for name in _NOT_FOR_PREFILL:
-        top.pop(name, None)
+    top = request.top.copy()
+    for name in _NOT_FOR_PREFILL & top.keys():
+        del top[name]
     top["max_tokens"] = _ONE
     if "max_completion_tokens" in top:
         # The newer cap wins in vLLM, so both must be one.
@@ -167,7 +176,7 @@ def decode_body(request: ClientRequest, params: bytes | None) -> bytes:
     """
     if params is None:
         return _ENCODER.encode(request.top)
-    top = dict(request.top)
+    top = request.top.copy()
     top["kv_transfer_params"] = Raw(params)
     return _ENCODER.encode(top)
 
@@ -181,6 +190,15 @@ def _decode_top(body: bytes) -> Top:
         raise _rejected(f"The request body is not valid JSON: {error}.", None) from None
 
 
+def _remove_connector_fields(top: Top) -> None:
+    for name in [name for name in top if _is_connector_field(name)]:
+        if bytes(top[name]) not in _EMPTY_VALUES:
+            raise _rejected(
+                f"The field {name!r} is reserved for the engines; remove it from the request.", name
+            )
+        del top[name]
+
+
 def _is_connector_field(name: str) -> bool:
     folded = name.lower()
     return (
@@ -191,6 +209,9 @@ def _is_connector_field(name: str) -> bool:
 
 
 def _check_model(top: Top, model: str) -> None:
+    raw = top.get("model")
+    if raw is not None and bytes(raw) == b'"%b"' % model.encode():
+        return
     given = _value(top, "model")
     if given is None:
         raise _rejected(f"The field 'model' is required; this cluster serves {model!r}.", "model")
@@ -207,6 +228,8 @@ def _check_model(top: Top, model: str) -> None:
 
 def _classify(top: Top, api: Api) -> RequestClass:
     """Name the legs: one hand-off carries one sequence of one prompt, and no rows about it."""
+    if _DECIDES_CLASS.isdisjoint(top) and api is Api.CHAT:
+        return RequestClass.TWO_LEGS
     several = _count(top, "n") > 1 or _count(top, "best_of") > 1
     if several or _boolean(top, "use_beam_search"):
         return RequestClass.DECODE_ONLY

@@ -12,35 +12,30 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["ClientHeaders", "leg_headers", "read_client_headers"]
+import msgspec
+
+__all__ = ["ClientHeaders", "leg_head", "read_client_headers"]
 
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9-]{1,128}")
 _TRACE_PARENT: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-_FIXED: Final = (
-    (b"content-type", b"application/json"),
-    # A compressed answer could be neither edited nor relayed event by event.
-    (b"accept-encoding", b"identity"),
-)
+# A compressed answer could be neither edited nor relayed event by event.
+_FIXED: Final = b"content-type: application/json\r\naccept-encoding: identity\r\n"
 _FORWARDED: Final = frozenset({b"authorization", b"tracestate", b"user-agent"})
+_CONCERNING: Final = _FORWARDED | {b"traceparent", b"x-request-id", b"content-encoding"}
 
-Fields = tuple[tuple[bytes, bytes], ...]
 
-
-class ClientHeaders:
+class ClientHeaders(msgspec.Struct, frozen=True, gc=False):
     """What of a client's header concerns us.
 
     Attributes:
         request_id: The client's ``x-request-id`` where it is usable, else "".
-        forwarded: Fields for both legs, fixed ones first.
+        forwarded: Field lines for both legs, ready for the wire, fixed ones first.
         content_encoding: The client's ``content-encoding``, or b"".
     """
 
-    __slots__ = ("content_encoding", "forwarded", "request_id")
-
-    def __init__(self, *, request_id: str, forwarded: Fields, content_encoding: bytes) -> None:
-        self.request_id = request_id
-        self.forwarded = forwarded
-        self.content_encoding = content_encoding
+    request_id: str
+    forwarded: bytes
+    content_encoding: bytes
 
 
 def read_client_headers(headers: Iterable[tuple[bytes, bytes]]) -> ClientHeaders:
@@ -50,24 +45,36 @@ def read_client_headers(headers: Iterable[tuple[bytes, bytes]]) -> ClientHeaders
         headers: Names in lower case, as ASGI gives them.
     """
     request_id, encoding = "", b""
-    forwarded = list(_FIXED)
+    forwarded = _FIXED
     for name, value in headers:
-        if name in _FORWARDED:
-            forwarded.append((name, value))
-        elif name == b"x-request-id":
-            if _REQUEST_ID.fullmatch(value):
-                request_id = value.decode()
-        elif name == b"traceparent":
-            # A hostile one is dropped; there is nothing to continue.
-            if _TRACE_PARENT.fullmatch(value):
-                forwarded.append((name, value))
-        elif name == b"content-encoding":
-            encoding = value
-    return ClientHeaders(
-        request_id=request_id, forwarded=tuple(forwarded), content_encoding=encoding
+        if name in _CONCERNING:
+            if name in _FORWARDED or (name == b"traceparent" and _TRACE_PARENT.fullmatch(value)):
+                # A line end in a value would make it two fields; servers refuse such requests.
+                if b"\n" not in value and b"\r" not in value:
+                    forwarded += b"%b: %b\r\n" % (name, value)
+            elif name == b"x-request-id":
+                if _REQUEST_ID.fullmatch(value):
+                    request_id = value.decode()
+            elif name == b"content-encoding":
+                encoding = value
+    return ClientHeaders(request_id, forwarded, encoding)
+
+
+def leg_head(path: str, authority: str, client: ClientHeaders, leg_id: str, body_len: int) -> bytes:
+    """Make the head of one leg's request: both legs of one attempt carry the same, unique id.
+
+    Args:
+        path: The route's path.
+        authority: The engine's ``host:port``.
+        client: What of the client's header goes along.
+        leg_id: The id, of letters, digits and hyphens.
+        body_len: Length of the body in bytes.
+    """
+    return (
+        (
+            f"POST {path} HTTP/1.1\r\nhost: {authority}\r\nx-request-id: {leg_id}\r\n"
+            f"content-length: {body_len}\r\n"
+        ).encode()
+        + client.forwarded
+        + b"\r\n"
     )
-
-
-def leg_headers(client: ClientHeaders, leg_id: str) -> Fields:
-    """Make one leg's fields: both legs of one attempt carry the same, unique id."""
-    return (*client.forwarded, (b"x-request-id", leg_id.encode()))

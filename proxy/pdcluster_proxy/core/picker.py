@@ -32,8 +32,8 @@ class Rng(Protocol):
         """Draw from [0, 1)."""
 
 
-class Mine(msgspec.Struct, frozen=True, gc=False):
-    """This worker's open legs on one endpoint.
+class Mine(msgspec.Struct, gc=False):
+    """This worker's open legs on one endpoint; ``exchange/legs.py`` owns and changes them.
 
     Attributes:
         legs: How many.

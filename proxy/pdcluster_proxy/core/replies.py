@@ -70,10 +70,6 @@ class _PrefillReply(msgspec.Struct, gc=False):
     kv_transfer_params: Raw = _NULL
 
 
-class _Answer(msgspec.Struct, gc=False):
-    choices: list[_Choice]
-
-
 class _Error(msgspec.Struct, gc=False):
     message: str = ""
 
@@ -84,7 +80,7 @@ class _ErrorBody(msgspec.Struct, gc=False):
 
 
 _PREFILL: Final = msgspec.json.Decoder(_PrefillReply)
-_ANSWER: Final = msgspec.json.Decoder(_Answer)
+_CHOICES: Final = msgspec.json.Decoder(list[_Choice])
 _ERROR: Final = msgspec.json.Decoder(_ErrorBody)
 _DECODE_FAILURES: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
@@ -133,19 +129,21 @@ def client_answer(body: bytes, prefill: PrefillUsage | None) -> bytes:
     """
     try:
         top = _TOP.decode(body)
-        answer = _ANSWER.decode(body)
+        choices = _CHOICES.decode(top.get("choices", _NULL))
     except _DECODE_FAILURES as error:
         raise UpstreamFailureError(f"The decode answer is not what vLLM sends: {error}") from error
-    if not answer.choices:
+    if not choices:
         raise UpstreamFailureError("The decode engine answered without a choice.")
-    for choice in answer.choices:
+    for choice in choices:
         if choice.finish_reason == FINISH_ERROR:
             raise UpstreamFailureError("The decode engine ended the answer with an error.")
         if choice.message == _NULL and choice.text == _NULL:
             raise UpstreamFailureError("The decode engine's choice holds no content.")
-    strip_connector_fields(top)
-    if prefill is not None and "usage" in top:
-        top["usage"] = client_usage(top["usage"], prefill)
+    if b"_transfer_params" in body:
+        strip_connector_fields(top)
+    usage = top.get("usage")
+    if prefill is not None and usage is not None and b'"cached_tokens"' in body:
+        top["usage"] = client_usage(usage, prefill)
     return _ENCODER.encode(top)
 
 

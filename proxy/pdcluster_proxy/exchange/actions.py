@@ -7,12 +7,18 @@ stands in ``core/exchange_table.py``.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias
 
 from pdcluster_lease.params import KVTransferParams
 from pdcluster_lease.timing import clock_start
-from pdcluster_proxy.core.bodies import ClientRequest, RequestClass
+from pdcluster_proxy.core.bodies import (
+    PATHS,
+    ClientRequest,
+    RequestClass,
+    decode_body,
+    prefill_body,
+)
 from pdcluster_proxy.core.exchange import (
     AbortLeg,
     AwaitDecode,
@@ -37,12 +43,13 @@ from pdcluster_proxy.core.exchange import (
     Respond,
     SendDecode,
     SendPrefill,
+    State,
     StreamError,
     UpstreamEnded,
     UpstreamFailed,
 )
 from pdcluster_proxy.core.failures import Failure, FailureKind, Leg, blame, failure_of_error
-from pdcluster_proxy.core.headers import ClientHeaders
+from pdcluster_proxy.core.headers import ClientHeaders, leg_head
 from pdcluster_proxy.core.messages import (
     EndpointView,
     LeaseEvent,
@@ -52,21 +59,24 @@ from pdcluster_proxy.core.messages import (
 )
 from pdcluster_proxy.core.picker import NoPick, pick_decode, pick_prefill
 from pdcluster_proxy.core.ports import Address, EngineConnection, RelayEnd, RelayOutcome
-from pdcluster_proxy.core.replies import PrefillUsage
+from pdcluster_proxy.core.replies import PrefillUsage, client_answer, parse_prefill_reply
 from pdcluster_proxy.core.sse import StreamEditor
 from pdcluster_proxy.errors import ProxyError
 from pdcluster_proxy.exchange.answer import ClientSide
-from pdcluster_proxy.exchange.engine_legs import (
-    PrefillReply,
-    receive_decode,
-    receive_prefill,
-    send_leg,
+from pdcluster_proxy.exchange.engine_answers import (
+    HTTP_OK,
+    bad_status,
+    check_address,
+    first_event,
+    refused_event,
 )
-from pdcluster_proxy.exchange.legs import Leave
 from pdcluster_proxy.exchange.story import Story
 from pdcluster_proxy.exchange.worker import Worker
 
 __all__ = ["Actions"]
+
+_ANSWERED: Final = frozenset({State.STREAMING, State.DONE})
+"""Where a lease ends because D's answer has begun."""
 
 AWAIT_DECODE_S: Final = 0.25
 """Longest wait for a changed pool before a decode engine is looked for again, in seconds."""
@@ -97,9 +107,10 @@ class Actions:
         self.x = Exchange(two_legs=request.request_class is RequestClass.TWO_LEGS)
         self.story = Story(worker, request, client.request_id)
         self.is_overdue = False
-        self._deadline_at = worker.clock() + worker.bounds.request_s
+        self.deadline_at = self.story.started_at + worker.bounds.request_s
         self._connection: EngineConnection | None = None
-        self._leave: Leave | None = None
+        self._leg: EndpointView | None = None
+        self._leg_tokens = 0
         self._outcome: Outcome | None = None
         self._prefill: EndpointView | None = None
         self._decode: EndpointView | None = None
@@ -112,11 +123,9 @@ class Actions:
         """Execute commands in order; at most the last one brings an event."""
         event: Event | None = None
         for command in commands:
-            now = _AT_ONCE.get(type(command))
-            if now is not None:
-                event = now(self, command)
-            else:
-                event = await _AWAITED[type(command)](self, command)
+            waits, act = _ACTIONS[type(command)]
+            result = act(self, command)
+            event = await result if waits else result
         return event
 
     def close(self) -> None:
@@ -153,41 +162,31 @@ class Actions:
 
     async def send_prefill(self, _command: SendPrefill) -> Event:
         """Run the prefill leg."""
-        endpoint = self._prefill
+        endpoint, worker, client = self._prefill, self._worker, self._client
         assert endpoint is not None, "picked before it is sent"
-        worker = self._worker
-        self._leg_id = f"{self._client.request_id}-{worker.new_id()}"
-        self._leave = worker.legs.enter(endpoint.name, prompt_tokens=self._request.prompt_tokens)
+        self._leg_id = f"{client.request_id}-{worker.new_id()}"
+        self._enter(endpoint, self._request.prompt_tokens)
         sent_at = worker.clock()
         try:
             connection = await self._connect(endpoint)
+            body = prefill_body(self._request)
+            connection.send(self._head(endpoint, len(body)), body)
+            left_s = self._first_byte_s()
+            head = await connection.head(timeout_s=left_s)
+            answer = await connection.collect(worker.bounds.max_answer_bytes, timeout_s=left_s)
+            if head.status != HTTP_OK:
+                return self._failed(Leg.PREFILL, endpoint, bad_status(Leg.PREFILL, head, answer))
+            params, usage = parse_prefill_reply(answer)
+            check_address(params, endpoint)
         except ProxyError as error:
             return self._failed(Leg.PREFILL, endpoint, failure_of_error(Leg.PREFILL, error))
-        send_leg(
-            connection,
-            Leg.PREFILL,
-            self._request,
-            endpoint=endpoint,
-            headers=self._headers,
-            leg_id=self._leg_id,
-        )
-        reply = await receive_prefill(
-            connection, endpoint, bounds=worker.bounds, timeout_s=self._first_byte_s()
-        )
-        if isinstance(reply, Failure):
-            return self._failed(Leg.PREFILL, endpoint, reply)
-        self._outcome = Outcome(endpoint.name, OutcomeKind.SUCCEEDED)
-        self._close_leg()
-        return self._granted(endpoint, reply, sent_at)
-
-    def _granted(self, endpoint: EndpointView, reply: PrefillReply, sent_at: float) -> Event:
-        worker = self._worker
+        self._succeeded(endpoint)
         now = worker.clock()
         started = clock_start(answered_at=now, last_tick_at=worker.last_tick_at)
-        self._params, self._usage = reply.params, reply.usage
-        self._lease_event(LeaseEventKind.GRANTED, now - started, params=reply.params.raw)
-        self.story.granted(endpoint, reply, self._leg_id, now - sent_at)
-        return PrefillReplied(Grant(reply.params.request_id, started))
+        self._params, self._usage = params, usage
+        self._lease_event(LeaseEventKind.GRANTED, now - started)
+        self.story.granted(endpoint, params, usage, self._leg_id, now - sent_at)
+        return PrefillReplied(Grant(params.request_id, started))
 
     # The decode leg -------------------------------------------------------------------------
 
@@ -239,7 +238,7 @@ class Actions:
         """Get a connection to it."""
         endpoint = self._decode
         assert endpoint is not None, "picked before it is connected"
-        self._leave = self._worker.legs.enter(endpoint.name)
+        self._enter(endpoint, 0)
         try:
             await self._connect(endpoint)
         except ProxyError as error:
@@ -248,48 +247,58 @@ class Actions:
 
     async def send_decode(self, _command: SendDecode) -> Event:
         """Run the decode leg until its answer can be committed."""
-        connection, endpoint = self._connection, self._decode
+        connection, endpoint, worker = self._connection, self._decode, self._worker
         assert connection is not None, "connected before it is sent"
         assert endpoint is not None, "picked before it is sent"
-        grant, params = self.x.grant, self._params if self.x.grant is not None else None
-        send_leg(
-            connection,
-            Leg.DECODE,
-            self._request,
-            endpoint=endpoint,
-            headers=self._headers,
-            leg_id=self._leg_id or f"{self._client.request_id}-{self._worker.new_id()}",
-            params=params.raw if params is not None else None,
-        )
-        timeout_s, held = self._first_byte_s(), False
+        grant = self.x.grant
+        params = self._params if grant is not None else None
+        if not self._leg_id:
+            self._leg_id = f"{self._client.request_id}-{worker.new_id()}"
+        body = decode_body(self._request, params.raw if params is not None else None)
+        connection.send(self._head(endpoint, len(body)), body)
+        left_s, is_held = self._first_byte_s(), False
         if grant is not None:
-            now = self._worker.clock()
-            self._lease_event(LeaseEventKind.HANDED_OFF, now - grant.clock_start)
-            self.story.handed_off(now - grant.clock_start)
-            hold_s = grant.clock_start + self._worker.bounds.max_hold_s - now
-            timeout_s, held = min(timeout_s, hold_s), hold_s < timeout_s
-        reply = await receive_decode(
-            connection,
-            self._request,
-            bounds=self._worker.bounds,
-            timeout_s=max(0.0, timeout_s),
-            prefill=self._usage,
-        )
+            age_s = worker.clock() - grant.clock_start
+            self._lease_event(LeaseEventKind.HANDED_OFF, age_s)
+            self.story.handed_off(age_s)
+            hold_s = max(0.0, worker.bounds.max_hold_s - age_s)
+            left_s, is_held = min(left_s, hold_s), hold_s < left_s
+        reply = await self._begun_answer(connection, left_s)
         if isinstance(reply, Failure):
-            return self._failed(Leg.DECODE, endpoint, self._as_hold(reply) if held else reply)
+            failure = self._as_hold(reply) if is_held else reply
+            return self._failed(Leg.DECODE, endpoint, failure)
         self._decode_answered(endpoint)
-        if reply.body is None:
+        if reply is None:
             return FirstEvent()
-        self._answer = reply.body
+        self._answer = reply
         return UpstreamEnded()
 
+    async def _begun_answer(
+        self, connection: EngineConnection, left_s: float
+    ) -> bytes | Failure | None:
+        """Wait until D's answer can be committed: all of it, or None for a stream that began."""
+        bounds = self._worker.bounds
+        try:
+            head = await connection.head(timeout_s=left_s)
+            if head.status == HTTP_OK and self._request.stream:
+                event = await first_event(connection, head, bounds, left_s)
+                return refused_event(event)
+            body = await connection.collect(bounds.max_answer_bytes, timeout_s=left_s)
+            if head.status != HTTP_OK:
+                return bad_status(Leg.DECODE, head, body)
+            return client_answer(body, self._usage)
+        except ProxyError as error:
+            return failure_of_error(Leg.DECODE, error)
+
     def _decode_answered(self, endpoint: EndpointView) -> None:
+        """D's answer has begun: it has read the blocks, and the pair has met."""
         self._outcome = Outcome(endpoint.name, OutcomeKind.SUCCEEDED)
         grant, params = self.x.grant, self._params
+        age_s = 0.0
         if grant is not None and params is not None:
             self._worker.note_met(params.engine_id, endpoint)
-        age = self._worker.clock() - grant.clock_start if grant is not None else 0.0
-        self.story.answered(age)
+            age_s = self._worker.clock() - grant.clock_start
+        self.story.answered(age_s)
 
     @staticmethod
     def _as_hold(failure: Failure) -> Failure:
@@ -335,16 +344,29 @@ class Actions:
 
     # Both legs ------------------------------------------------------------------------------
 
+    def _enter(self, endpoint: EndpointView, prompt_tokens: int) -> None:
+        self._leg, self._leg_tokens = endpoint, prompt_tokens
+        self._worker.legs.enter(endpoint.name, prompt_tokens)
+
+    def _succeeded(self, endpoint: EndpointView) -> None:
+        self._outcome = Outcome(endpoint.name, OutcomeKind.SUCCEEDED)
+        self._close_leg()
+
     async def _connect(self, endpoint: EndpointView) -> EngineConnection:
         worker = self._worker
-        self._connection = await worker.engines.connect(
+        self._connection = connection = await worker.engines.connect(
             Address(endpoint.host, endpoint.port),
             timeout_s=min(worker.bounds.connect_s, self._remaining_s()),
         )
-        return self._connection
+        return connection
+
+    def _head(self, endpoint: EndpointView, body_len: int) -> bytes:
+        authority = f"{endpoint.host}:{endpoint.port}"
+        path = PATHS[self._request.api]
+        return leg_head(path, authority, self._headers, self._leg_id, body_len)
 
     def _remaining_s(self) -> float:
-        return max(0.001, self._deadline_at - self._worker.clock())
+        return max(0.001, self.deadline_at - self._worker.clock())
 
     def _first_byte_s(self) -> float:
         return min(self._worker.bounds.first_byte_s, self._remaining_s())
@@ -380,10 +402,10 @@ class Actions:
     def _close_leg(self) -> None:
         """The leg has ended by itself; its connection is back in the pool already."""
         self._connection = None
-        leave, self._leave = self._leave, None
-        outcome, self._outcome = self._outcome, None
-        if leave is not None:
-            leave(outcome)
+        endpoint, self._leg = self._leg, None
+        if endpoint is not None:
+            outcome, self._outcome = self._outcome, None
+            self._worker.legs.leave(endpoint.name, self._leg_tokens, outcome)
 
     def abort_leg(self, _command: AbortLeg | None = None) -> None:
         """Close the connection that is out, if any."""
@@ -393,7 +415,8 @@ class Actions:
 
     def end_lease(self, command: EndLease) -> None:
         """Take the lease out of the ledger; the keeper, where there is one, does the releasing."""
-        self._lease_event(LeaseEventKind.ENDED, 0.0, release=command.release)
+        was_read = self.x.state in _ANSWERED
+        self._lease_event(LeaseEventKind.ENDED, 0.0, release=command.release, was_read=was_read)
 
     # The client's answer --------------------------------------------------------------------
 
@@ -413,23 +436,25 @@ class Actions:
         await self._client.end_stream(command.failure)
 
     def _lease_event(
-        self, kind: LeaseEventKind, age_s: float, *, params: bytes = b"", release: bool = False
+        self, kind: LeaseEventKind, age_s: float, *, release: bool = False, was_read: bool = False
     ) -> None:
-        held, prefill = self._params, self._prefill
-        if held is None or prefill is None:
+        params, prefill, decode = self._params, self._prefill, None
+        if params is None or prefill is None:
             return
-        decode = self._decode if kind is LeaseEventKind.HANDED_OFF else None
+        if was_read or kind is LeaseEventKind.HANDED_OFF:
+            decode = self._decode
         self._worker.companion.lease(
             LeaseEvent(
-                kind=kind,
-                endpoint=prefill.name,
-                request_id=held.request_id,
-                age_s=age_s,
-                engine_id=held.engine_id,
-                decode_endpoint=decode.name if decode else "",
-                decode_incarnation=decode.incarnation if decode else 0,
-                params=params,
-                release=release,
+                kind,
+                prefill.name,
+                params.request_id,
+                age_s,
+                params.engine_id,
+                decode.name if decode is not None else "",
+                decode.incarnation if decode is not None else 0,
+                # What a keeper needs; without one nobody looks at it.
+                params.raw if self._worker.keeper and kind is LeaseEventKind.GRANTED else b"",
+                release,
             )
         )
 
@@ -441,19 +466,19 @@ def _broken_stream(code: str, message: str) -> UpstreamFailed:
 
 
 # The rows' keys fix the commands' types; a mapping of methods can't say so to the checker.
-_AT_ONCE: Final[Mapping[type[Command], Callable[[Actions, Any], Event | None]]] = {
-    PickPrefill: Actions.pick_prefill,
-    PickDecode: Actions.pick_decode,
-    AbortLeg: Actions.abort_leg,
-    EndLease: Actions.end_lease,
+_Act: TypeAlias = Callable[[Actions, Any], Any]
+_ACTIONS: Final[Mapping[type[Command], tuple[bool, _Act]]] = {
+    PickPrefill: (False, Actions.pick_prefill),
+    SendPrefill: (True, Actions.send_prefill),
+    PickDecode: (False, Actions.pick_decode),
+    AwaitDecode: (True, Actions.await_decode),
+    ConnectDecode: (True, Actions.connect_decode),
+    SendDecode: (True, Actions.send_decode),
+    Relay: (True, Actions.relay),
+    Respond: (True, Actions.respond),
+    AbortLeg: (False, Actions.abort_leg),
+    EndLease: (False, Actions.end_lease),
+    Refuse: (True, Actions.refuse),
+    StreamError: (True, Actions.stream_error),
 }
-_AWAITED: Final[Mapping[type[Command], Callable[[Actions, Any], Awaitable[Event | None]]]] = {
-    SendPrefill: Actions.send_prefill,
-    AwaitDecode: Actions.await_decode,
-    ConnectDecode: Actions.connect_decode,
-    SendDecode: Actions.send_decode,
-    Relay: Actions.relay,
-    Respond: Actions.respond,
-    Refuse: Actions.refuse,
-    StreamError: Actions.stream_error,
-}
+"""Whether a command's method is awaited, and the method."""

@@ -11,7 +11,6 @@ the relay sees the client leave, and a deadline closes D's connection.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 
 from pdcluster_proxy.core.bodies import ClientRequest
 from pdcluster_proxy.core.exchange import (
@@ -56,28 +55,44 @@ class Runner:
 
     async def run(self) -> None:
         """Run to a final state; every way out gives back connections, counts and leases."""
+        worker, actions, client = self._worker, self._actions, self._client
         self._task = asyncio.current_task()
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(self._worker.bounds.request_s, self._on_deadline)
-        self._client.watch(self._on_gone)
+        worker.running[self] = actions.deadline_at
+        client.watch(self._on_gone)
         try:
             await self._drive()
         finally:
-            self._client.unwatch()
-            timer.cancel()
-            self._actions.close()
+            client.unwatch()
+            del worker.running[self]
+            actions.close()
             if self._admitted:
-                self._worker.gate.leave()
-            self._actions.story.end(self._actions.x.state, self._client.status)
+                worker.gate.leave()
+            actions.story.end(actions.x.state, client.status)
 
     async def _drive(self) -> None:
-        actions = self._actions
-        event = await self._interruptible(self._admit())
+        actions, clock = self._actions, self._worker.clock
+        event: Event | None = Admitted()
+        if self._worker.gate.enter_at_once():
+            self._admitted = True
+        else:
+            event = await self._wait_admitted()
         while event is not None:
-            actions.x, commands = step(actions.x, event, now=self._worker.clock())
-            event = await self._interruptible(actions.execute(commands))
+            actions.x, commands = step(actions.x, event, now=clock())
+            try:
+                event = await actions.execute(commands)
+            except asyncio.CancelledError:
+                event = self._interruption()
+                if event is None:
+                    raise
 
-    async def _admit(self) -> Event:
+    def _interruption(self) -> Event | None:
+        """Tell our own interruption from somebody else's cancellation, which goes on."""
+        event, self._interrupt = self._interrupt, None
+        if event is None or self._task is None or self._task.uncancel() > 0:
+            return None
+        return event
+
+    async def _wait_admitted(self) -> Event:
         try:
             await self._worker.gate.enter()
         except RejectedError as error:
@@ -90,25 +105,20 @@ class Runner:
                     retry_after_s=error.retry_after_s,
                 )
             )
-        self._admitted = True
-        return Admitted()
-
-    async def _interruptible(self, work: Coroutine[None, None, Event | None]) -> Event | None:
-        """Await, and turn our own interruption into its event."""
-        try:
-            return await work
         except asyncio.CancelledError:
-            event, self._interrupt = self._interrupt, None
-            # Somebody else's cancellation (the server's shutdown) goes on.
-            if event is None or self._task is None or self._task.uncancel() > 0:
+            event = self._interruption()
+            if event is None:
                 raise
             return event
+        self._admitted = True
+        return Admitted()
 
     def _on_gone(self) -> None:
         if self._actions.x.state is not State.STREAMING:
             self._break_in(ClientGone())
 
-    def _on_deadline(self) -> None:
+    def on_deadline(self) -> None:
+        """End it: the overall deadline has passed."""
         if self._actions.x.state is State.STREAMING:
             self._actions.overrun()
             return

@@ -6,12 +6,13 @@ request pays for one report.
 
 from __future__ import annotations
 
+from pdcluster_lease.params import KVTransferParams
 from pdcluster_proxy.core.bodies import ClientRequest
 from pdcluster_proxy.core.exchange import State
 from pdcluster_proxy.core.failures import Failure, Leg
 from pdcluster_proxy.core.messages import EndpointView
 from pdcluster_proxy.core.ports import RelayEnd
-from pdcluster_proxy.exchange.engine_legs import PrefillReply
+from pdcluster_proxy.core.replies import PrefillUsage
 from pdcluster_proxy.exchange.journal import ExchangeRecord
 from pdcluster_proxy.exchange.worker import Worker
 
@@ -27,11 +28,16 @@ class Story:
         worker: Gives clock, journal and companion.
         request: The client's request.
         request_id: The id the client is told.
+
+    Attributes:
+        started_at: When the exchange began, monotonic seconds.
+        code: The stable word of its failure, "" for none.
+        record: Its line in the exchange log.
     """
 
     def __init__(self, worker: Worker, request: ClientRequest, request_id: str) -> None:
         self._worker = worker
-        self._started_at = worker.clock()
+        self.started_at = worker.clock()
         self._route = request.api.value
         # This is all the mutable state.
         self.code = ""
@@ -41,17 +47,22 @@ class Story:
         )
 
     def granted(
-        self, endpoint: EndpointView, reply: PrefillReply, leg_id: str, took_s: float
+        self,
+        endpoint: EndpointView,
+        params: KVTransferParams,
+        usage: PrefillUsage,
+        leg_id: str,
+        took_s: float,
     ) -> None:
         """P has answered."""
         record = self.record
         record.prefill = endpoint.name
-        record.engine_id = reply.params.engine_id
+        record.engine_id = params.engine_id
         record.leg_id = leg_id
         record.lease_s = endpoint.lease_duration_s
-        record.num_blocks = reply.params.num_blocks
-        record.num_prompt_tokens = reply.usage.prompt_tokens or 0
-        record.num_cached_tokens = reply.usage.cached_tokens or 0
+        record.num_blocks = params.num_blocks
+        record.num_prompt_tokens = usage.prompt_tokens or 0
+        record.num_cached_tokens = usage.cached_tokens or 0
         record.prefill_legs += 1
         record.prefill_s = took_s
         self._worker.companion.observe("prefill_leg_seconds", (), took_s)
@@ -74,7 +85,7 @@ class Story:
 
     def answered(self, lease_age_s: float) -> None:
         """D's answer has begun: it has read the blocks."""
-        self.record.first_event_s = self._worker.clock() - self._started_at
+        self.record.first_event_s = self._worker.clock() - self.started_at
         self.record.lease_ended_age_s = lease_age_s
         self._worker.companion.observe(
             "first_event_seconds", (self._route,), self.record.first_event_s
@@ -96,7 +107,7 @@ class Story:
     def end(self, state: State, status: int) -> None:
         """Write the line and the figures of the whole."""
         worker, record = self._worker, self.record
-        took_s = worker.clock() - self._started_at
+        took_s = worker.clock() - self.started_at
         seen = "499" if state is State.CANCELLED else str(status)
         worker.companion.count("requests_total", (self._route, seen, self.code))
         worker.companion.observe("request_seconds", (self._route,), took_s)

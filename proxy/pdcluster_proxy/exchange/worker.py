@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from typing import Protocol
 
 from pdcluster_api.proxy_config import KeeperMode, LocalPrefillFallback, ProxyConfig
 from pdcluster_lease.timing import LeaseTiming
@@ -18,7 +19,7 @@ from pdcluster_proxy.core.admission import AdmissionLimits, share
 from pdcluster_proxy.core.messages import EndpointView, PoolSnapshot
 from pdcluster_proxy.core.picker import Pool, make_pool
 from pdcluster_proxy.core.ports import Companion, Engines
-from pdcluster_proxy.core.retry import RetryBudget, note_request, take_retry
+from pdcluster_proxy.core.retry import RetryBudget, credit, take_retry
 from pdcluster_proxy.exchange.gate import Gate
 from pdcluster_proxy.exchange.journal import Journal
 from pdcluster_proxy.exchange.legs import OpenLegs
@@ -44,8 +45,19 @@ class Bounds:
     max_event_bytes: int = 1024 * 1024
 
 
+class Overdue(Protocol):
+    """An exchange that can be told that its time is over."""
+
+    def on_deadline(self) -> None:
+        """End it; may be called again until it has ended."""
+
+
 class Worker:
     """One worker's shared state.
+
+    Attributes:
+        num_uncredited: Client requests that the retry budget has not been credited with yet.
+        running: Exchanges by the monotonic instant at which their time is over.
 
     Args:
         config: The proxy's configuration.
@@ -91,6 +103,8 @@ class Worker:
         self.legs = OpenLegs(companion)
         self.pool: Pool = make_pool(companion.snapshot)
         self.last_tick_at = clock()
+        self.num_uncredited = 0
+        self.running: dict[Overdue, float] = {}
         self._budget = RetryBudget(at=clock())
         self._met: set[tuple[str, str, int]] = set()
         self._timings: dict[int, LeaseTiming] = {}
@@ -100,9 +114,14 @@ class Worker:
         companion.on_snapshot(self._adopt)
 
     async def tick(self) -> None:
-        """Run for the life of the worker: note that the loop runs, flush the journal."""
+        """Run for the life of the worker: note that the loop runs, look for what is overdue.
+
+        One look over all exchanges, ten times a second, is cheaper than a timer for each.
+        """
         while True:
-            self.last_tick_at = self.clock()
+            self.last_tick_at = now = self.clock()
+            for exchange in [x for x, at in self.running.items() if now >= at]:
+                exchange.on_deadline()
             self.journal.flush()
             await asyncio.sleep(TICK_S)
 
@@ -111,13 +130,11 @@ class Worker:
         self._num_ids += 1
         return f"{self._nonce}{self._num_ids:x}"
 
-    def note_request(self) -> None:
-        """Credit the retry budget with one client request."""
-        self._budget = note_request(self._budget, now=self.clock())
-
     def take_retry(self) -> bool:
         """Spend one retry of the budget where there is one."""
-        self._budget, granted = take_retry(self._budget, now=self.clock())
+        num_requests, self.num_uncredited = self.num_uncredited, 0
+        budget = credit(self._budget, num_requests=num_requests, now=self.clock())
+        self._budget, granted = take_retry(budget)
         return granted
 
     def hand_off_s(

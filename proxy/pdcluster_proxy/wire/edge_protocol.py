@@ -54,7 +54,7 @@ class EdgeLimits:
         head_bytes: Request line and fields together.
         num_fields: Header fields; vLLM has a cap of this kind since CVE-2025-48956.
         head_timeout_s: From the connection's or request's first byte to the end of the head.
-        body_bytes_per_s: Slowest body, measured over all its time.
+        body_bytes_per_s: Slowest body, measured from the head's first byte.
         body_grace_s: A body may take this long whatever its rate.
         keep_alive_s: Idle time between two requests of a connection.
         linger_s: How long a refused client's bytes are read and dropped.
@@ -293,7 +293,8 @@ class EdgeProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._guard()
         super().on_headers_complete()
-        self._enter(_Phase.BODY)
+        self._phase = _Phase.BODY  # Its time began with the head's: the clock is not asked again.
+        self._num_phase_bytes = 0
         # The application's task exists but has not run yet.
         scope = cast("Scope", self.scope)
         if scope["http_version"] == "1.0":
@@ -305,7 +306,11 @@ class EdgeProtocol(HttpToolsProtocol):
     @override
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self._enter(_Phase.IDLE if self.cycle.response_complete else _Phase.ANSWER)
+        self._num_phase_bytes = 0
+        if self.cycle.response_complete:
+            self._enter(_Phase.IDLE)
+        else:
+            self._phase = _Phase.ANSWER
 
     @override
     def on_response_complete(self) -> None:

@@ -129,7 +129,10 @@ class EngineClient:
         return socket.begin()
 
     def _return(self, socket: EngineSocket) -> None:
-        self._idle.setdefault(socket.address, {})[socket] = None
+        idle = self._idle.get(socket.address)
+        if idle is None:
+            idle = self._idle[socket.address] = {}
+        idle[socket] = None
 
     def _forget(self, socket: EngineSocket) -> None:
         self._open.discard(socket)

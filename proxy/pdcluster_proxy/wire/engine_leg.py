@@ -108,9 +108,10 @@ class EngineLeg:
 
     async def head(self, *, timeout_s: float) -> ResponseHead:
         """Wait for the final response head; see the port."""
-        deadline = time.monotonic() + timeout_s
-        while self._head is None:
-            await self._wait(_Awaits.HEAD, deadline, "begin its answer")
+        if self._head is None:
+            deadline = time.monotonic() + timeout_s
+            while self._head is None:
+                await self._wait(_Awaits.HEAD, deadline, "begin its answer")
         return self._head
 
     async def first_event(self, *, timeout_s: float, limit: int) -> bytes:
@@ -127,14 +128,15 @@ class EngineLeg:
 
     async def collect(self, limit: int, *, timeout_s: float) -> bytes:
         """Read the whole body and give the connection back; see the port."""
-        deadline = time.monotonic() + timeout_s
         self._limit = limit
-        while len(self._body) <= limit:
-            if self._is_complete:
-                body = bytes(self._body)
-                self._finish(may_reuse=True)
-                return body
-            await self._wait(_Awaits.END, deadline, "complete its answer")
+        if not self._is_complete:
+            deadline = time.monotonic() + timeout_s
+            while not self._is_complete and len(self._body) <= limit:
+                await self._wait(_Awaits.END, deadline, "complete its answer")
+        if len(self._body) <= limit:
+            body = bytes(self._body)
+            self._finish(may_reuse=True)
+            return body
         self.abort()
         raise UpstreamFailureError(f"The engine's answer is larger than {limit} bytes.")
 

@@ -116,7 +116,8 @@ class EngineSocket(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        self.resume_reading()
+        if self._is_reading_paused:
+            self.resume_reading()
         if may_reuse and self.is_complete and self._keeps_alive and not self._is_broken:
             self.idle_since = time.monotonic()
             self._on_idle(self)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import socket
 import time
@@ -53,7 +55,14 @@ def nothing_left() -> Iterator[None]:
 
 @pytest.fixture
 def free_port() -> int:
-    """Return a port nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return the first of three ports that nobody uses on any address.
+
+    They lie below the range from which the kernel gives ports to connections.
+    """
+    for first in itertools.count(20_000 + os.getpid() % 900 * 10, 3):
+        with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
+            for port in range(first, first + 3):
+                probe = probes.enter_context(socket.socket())
+                probe.bind(("0.0.0.0", port))
+            return first
+    raise AssertionError("no port is free")

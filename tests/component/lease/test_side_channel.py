@@ -23,7 +23,7 @@ from pdcluster_lease.wire import HandshakePayload, HandshakeRequest
 
 PAYLOAD = HandshakePayload(compatibility_hash="hash", agent_metadata_bytes=b"\x80")
 GOOD_REQUEST = msgspec.msgpack.encode((b"get_meta_msg", 0, 0))
-NUM_MALFORMED = 100_000
+NUM_MALFORMED = 20_000
 
 
 def free_address() -> SideChannelAddress:
@@ -47,6 +47,7 @@ async def listening(
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        listener.close()
 
 
 async def test_a_handshake_returns_payload_and_clock() -> None:
@@ -102,7 +103,7 @@ async def test_an_address_of_another_machine_is_refused() -> None:
         other.bind()
 
 
-async def test_the_listener_survives_a_hundred_thousand_malformed_messages() -> None:
+async def test_the_listener_survives_twenty_thousand_malformed_messages() -> None:
     at = free_address()
     malformed = [
         [b""],

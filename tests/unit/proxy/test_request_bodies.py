@@ -268,6 +268,6 @@ def test_any_bytes_are_refused_or_read_but_never_crash(body: bytes) -> None:
 
 
 def test_a_longer_prompt_counts_as_more_tokens() -> None:
-    short, long = parse(completion(prompt="a" * 40), Api.COMPLETIONS), completion(prompt="a" * 400)
-    assert 11 == short.prompt_tokens
-    assert short.prompt_tokens < parse(long, Api.COMPLETIONS).prompt_tokens
+    short = parse(completion(prompt="a" * 40), Api.COMPLETIONS)
+    long = parse(completion(prompt="a" * 400), Api.COMPLETIONS)
+    assert 90 == long.prompt_tokens - short.prompt_tokens

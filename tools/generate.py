@@ -1,4 +1,4 @@
-"""Render the pages that are made from sources: state machines, for now.
+"""Render the pages that are made from sources: state machines, metrics.
 
 Shell. ``python -m tools.generate`` writes them, ``--check`` compares and fails where one is stale
 (``make generate``, ``make check``). The CRDs have their own: ``python -m pdcluster_api``.
@@ -7,14 +7,21 @@ Shell. ``python -m tools.generate`` writes them, ``--check`` compares and fails 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
+import yaml
+from tools.metric_remedies import REMEDIES
+
+from pdcluster_api.crd import render_files
 from pdcluster_lease.lease import TRANSITIONS, LeaseState
 from pdcluster_proxy.core import endpoint, exchange_table
 from pdcluster_proxy.core.exchange import FINAL_STATES
 from pdcluster_proxy.core.messages import EndpointState
+from pdcluster_proxy.metrics import METRICS
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = """\
@@ -86,7 +93,78 @@ def state_machines() -> str:
     )
 
 
-PAGES = {"docs/state-machines.md": state_machines}
+METRICS_HEAD = """\
+# Metrics
+
+Served by the companion on the admin port at `/metrics`, for all workers together. Rendered from
+`proxy/pdcluster_proxy/metrics.py` and `tools/metric_remedies.py` by `make generate`; do not edit.
+
+Labels are bounded: routes, statuses and codes are the proxy's own, endpoints those of the configuration.
+
+| Metric | Type | Labels | Meaning | What to do |
+|---|---|---|---|---|
+"""
+
+
+def metrics_page() -> str:
+    """Render ``docs/metrics.md``.
+
+    Raises:
+        KeyError: A metric has nobody who says what to do about it, or a remedy has no metric.
+    """
+    stray = REMEDIES.keys() ^ METRICS.keys()
+    if stray:
+        raise KeyError(f"metrics and remedies differ: {', '.join(sorted(stray))}")
+    rows = [
+        f"| `{m.name}` | {m.kind} | {', '.join(m.labels)} | {m.help} | {REMEDIES[m.short]} |"
+        for m in METRICS.values()
+    ]
+    return METRICS_HEAD + "\n".join(rows) + "\n"
+
+
+RESOURCE_HEAD = """\
+# The resource
+
+`PDCluster`, group `pdcluster.io`, version `v1alpha1`. Rendered from the CRD by `make generate`; do not
+edit. `pdcluster render -f FILE` shows what a resource becomes, `pdcluster explain-lease -f FILE` the times
+that follow from it. What is marked *not yet* is refused with its path; what only a Kubernetes cluster can
+honour is accepted and listed by `render`.
+
+| Field | Type | Default | Meaning |
+|---|---|---|---|
+"""
+
+
+def leaves(schema: Mapping[str, Any], path: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    """Every field below a schema that has no fields of its own."""
+    fields = schema.get("properties")
+    if schema.get("type") == "array" and "properties" in schema.get("items", {}):
+        yield from leaves(schema["items"], f"{path}[]")
+    elif not fields:
+        yield path, schema
+    else:
+        for name, inner in fields.items():
+            yield from leaves(inner, f"{path}.{name}")
+
+
+def resource_page() -> str:
+    """Render ``docs/resource.md`` from the CRD's own schema."""
+    crd = yaml.safe_load(render_files()["pdclusters.yaml"])
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    rows = []
+    for path, leaf in leaves(schema, "spec"):
+        default = json.dumps(leaf["default"]) if "default" in leaf else ""
+        kind = " or ".join(leaf["enum"]) if "enum" in leaf else leaf.get("type", "any")
+        text = " ".join(str(leaf.get("description", "")).split()).replace("|", "\\|")
+        rows.append(f"| `{path}` | {kind} | {default and f'`{default}`'} | {text} |")
+    return RESOURCE_HEAD + "\n".join(rows) + "\n"
+
+
+PAGES = {
+    "docs/state-machines.md": state_machines,
+    "docs/metrics.md": metrics_page,
+    "docs/resource.md": resource_page,
+}
 
 
 def main() -> int:

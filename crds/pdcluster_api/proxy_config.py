@@ -79,6 +79,9 @@ class ListenConfig(_Model):
 
     host: str
     port: _Port
+    shared: bool = False
+    """Another proxy of ours may still listen there: that is how one replaces another without a gap.
+    Else a port that is in use is an error."""
 
 
 class LeaseConfig(_Model):

@@ -83,7 +83,7 @@ def bind(address: ListenConfig, number: int, *, field: str) -> list[socket.socke
     """Bind ``number`` sockets to one address.
 
     They share it by SO_REUSEPORT, with which the kernel would also let a second proxy of the same
-    user in; so a socket without it tries first.
+    user in; so a socket without it tries first, unless sharing is what the configuration asks for.
 
     Raises:
         ConfigurationError: The address is taken or cannot be used; names it and the remedy.
@@ -91,9 +91,10 @@ def bind(address: ListenConfig, number: int, *, field: str) -> list[socket.socke
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     bound: list[socket.socket] = []
     try:
-        with socket.socket(family) as first:
-            first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            first.bind((address.host, address.port))
+        if not address.shared:
+            with socket.socket(family) as first:
+                first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                first.bind((address.host, address.port))
         for _ in range(number):
             listener = socket.socket(family)
             bound.append(listener)

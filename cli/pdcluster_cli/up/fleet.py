@@ -13,7 +13,7 @@ from typing import TypeAlias
 from pdcluster_api.proxy_config import EndpointsFile, Role
 from pdcluster_cli.up.lifecycle import STEADY_S, Event, Phase, backoff_s, next_phase
 from pdcluster_operator.program.engine import endpoint_of
-from pdcluster_operator.program.programs import EngineProgram, ProxyProgram
+from pdcluster_operator.program.programs import EngineProgram, Probe, ProxyProgram
 
 __all__ = [
     "Ending",
@@ -28,6 +28,7 @@ __all__ = [
     "kind_of",
     "observed",
     "probed",
+    "probed_host",
 ]
 
 Program: TypeAlias = EngineProgram | ProxyProgram
@@ -212,6 +213,13 @@ def host_of(program: Program) -> str:
         assert isinstance(program.host, str), "a pod's address is not known here"
         return program.host
     return program.config.listen.host
+
+
+def probed_host(program: Program, probe: Probe) -> str:
+    """Return the address at which a program's probe is to be asked."""
+    if isinstance(program, ProxyProgram) and probe.port == program.config.admin.port:
+        return program.config.admin.host
+    return host_of(program)
 
 
 def kind_of(role: Role) -> Kind:

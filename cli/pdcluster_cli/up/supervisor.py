@@ -34,10 +34,10 @@ from pdcluster_cli.up.fleet import (
     Member,
     Stop,
     endpoints_of,
-    host_of,
     is_ready,
     observed,
     probed,
+    probed_host,
 )
 from pdcluster_cli.up.lifecycle import Event, Phase
 from pdcluster_cli.up.listening import Listener, Silent
@@ -357,7 +357,7 @@ class Supervisor:
             serves = member.phase in {Phase.READY, Phase.DRAINING}
             probes = member.program.probes
             probe = probes.liveness if serves else probes.startup
-            well = await is_well(self._client, host_of(member.program), probe)
+            well = await is_well(self._client, probed_host(member.program, probe), probe)
             before = self._named(name)
             member = probed(before, well=well, now=self._clock())
             if member != before:
@@ -372,7 +372,11 @@ class Supervisor:
         ]
         return all(
             [
-                await is_well(self._client, proxy.config.admin.host, proxy.probes.readiness)
+                await is_well(
+                    self._client,
+                    probed_host(proxy, proxy.probes.readiness),
+                    proxy.probes.readiness,
+                )
                 for proxy in proxies
             ]
         )

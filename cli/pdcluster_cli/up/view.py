@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pdcluster_api.proxy_config import KeeperMode
 from pdcluster_api.support import KEEPER
 from pdcluster_cli.up.fleet import Fleet, Member, host_of
+from pdcluster_cli.up.lifecycle import Phase
 from pdcluster_operator.program.programs import EngineProgram
 
 __all__ = ["KEEPER_LINE", "Row", "curl_line", "rows", "url_of"]
@@ -56,7 +57,7 @@ def rows(fleet: Fleet, *, now: float) -> tuple[Row, ...]:
         Row(
             name=member.name,
             state=_state(member, now),
-            phase=member.phase.value,
+            phase=(Phase.STARTING if member.launches == 0 else member.phase).value,
             address=address_of(member),
             restarts=max(0, member.launches - 1),
             log=f"{member.name}.log",

@@ -83,11 +83,10 @@ class Site:
             env=self.source.env,
         )
 
-    def proxy_place(self, name: str, admin_host: str) -> ProxyPlacement:
+    def proxy_place(self, name: str, admin_host: str, *, replaces: bool = False) -> ProxyPlacement:
         """Return where a proxy runs.
 
-        Old and new proxy share the clients' port for a moment (SO_REUSEPORT); their admin pages
-        differ in address.
+        Old and new proxy share the clients' port for a moment; their admin pages differ in address.
         """
         return ProxyPlacement(
             host="127.0.0.1",
@@ -98,6 +97,7 @@ class Site:
             config_file=str(self.run_dir / f"{name}.json"),
             endpoints_file=str(self.endpoints_file),
             workers=self.proxy_workers,
+            replaces=replaces,
             # Nothing balances load in front of it, so nobody has to notice first.
             drain_s=0.0,
         )
@@ -197,8 +197,10 @@ def _recruit(
     if kind is Kind.PROXY:
         name = _free_name("proxy", names, first_is_bare=True)
         # The first proxy's admin page is where people expect it.
-        admin_host = address(taken) if "127.0.0.1" in taken else "127.0.0.1"
-        program: Program = proxy_program(wish.cluster, wish.site.proxy_place(name, admin_host))
+        replaces = "127.0.0.1" in taken
+        admin_host = address(taken) if replaces else "127.0.0.1"
+        place_of_proxy = wish.site.proxy_place(name, admin_host, replaces=replaces)
+        program: Program = proxy_program(wish.cluster, place_of_proxy)
     else:
         name = _free_name(kind.value, names, first_is_bare=False)
         place = wish.site.engine_place(address(taken), revision_of(wish.cluster.spec))

@@ -159,6 +159,7 @@ class ProxyPlacement:
         config_file: Path under which the proxy finds its configuration.
         endpoints_file: Path under which it finds the live list of engines.
         workers: Worker processes; 0 is one per core.
+        replaces: Another proxy still listens on the clients' port; this one replaces it.
         drain_s: Seconds readiness answers 503 before the listener closes: the time a load balancer
             needs to notice; 0 where there is none.
     """
@@ -171,6 +172,7 @@ class ProxyPlacement:
     config_file: str
     endpoints_file: str
     workers: int = 0
+    replaces: bool = False
     drain_s: float
 
 

@@ -48,7 +48,7 @@ def proxy_config(cluster: PDCluster, place: ProxyPlacement) -> ProxyConfig:
     return ProxyConfig(
         cluster=cluster.metadata.name,
         model=spec.model.served_name or spec.model.name,
-        listen=ListenConfig(host=place.host, port=place.port),
+        listen=ListenConfig(host=place.host, port=place.port, shared=place.replaces),
         admin=ListenConfig(host=place.admin_host, port=place.admin_port),
         workers=place.workers,
         lease=LeaseConfig(
@@ -125,8 +125,9 @@ def _probes(place: ProxyPlacement) -> Probes:
 
     period_s = defaults.STARTUP_PERIOD_SECONDS
     return Probes(
-        # Readiness waits for engines, which may take half an hour: it must not bound the start.
-        startup=probe("/healthz", place.port, period_s, _STARTUP_S // period_s),
+        # Readiness waits for engines, which may take half an hour: it must not bound the start. The
+        # admin port is asked, since the clients' port may be shared with a proxy that leaves.
+        startup=probe("/healthz", place.admin_port, period_s, _STARTUP_S // period_s),
         readiness=probe(
             "/readyz",
             place.admin_port,

@@ -72,6 +72,7 @@ class _Entry:
     incarnation: int
     host: str
     port: int
+    is_new: bool = True
     started_at: float | None = None
     was_refused: bool = False
     check_failures: int = 0
@@ -150,7 +151,12 @@ class Roster:
         if entry.was_refused and entry.started_at is None:
             entry = self._reboot(entry)
         self._entries[endpoint] = replace(entry, check_failures=0, was_refused=False)
-        return self._step(endpoint, EndpointEvent.CHECK_PASSED, now=now)
+        changed = self._step(endpoint, EndpointEvent.CHECK_PASSED, now=now)
+        if entry.is_new:  # It was unknown, not bad: no probation.
+            entry = self._entries[endpoint]
+            status = replace(entry.status, on_probation=False)
+            self._entries[endpoint] = replace(entry, is_new=False, status=status)
+        return changed
 
     def check_failed(self, endpoint: str, *, refused: bool, now: float) -> tuple[Transition, ...]:
         """Note a failed active check.

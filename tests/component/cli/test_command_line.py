@@ -97,14 +97,25 @@ BAD_FILES: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("verb", ["render", "explain-lease", "up"])
 @pytest.mark.parametrize(("content", "told"), BAD_FILES.values(), ids=BAD_FILES)
 def test_a_bad_file_is_refused_with_a_clear_error(
-    pdcluster: Run, file: Callable[[object], str], verb: str, content: object, told: str
+    pdcluster: Run, file: Callable[[object], str], content: object, told: str
 ) -> None:
-    ended = pdcluster(verb, "-f", file(content))
+    ended = pdcluster("render", "-f", file(content))
     assert ended.returncode == 2
     assert ended.stderr.startswith("Error: ")
+    assert told in ended.stderr
+    assert "Traceback" not in ended.stderr + ended.stdout
+
+
+@pytest.mark.parametrize("verb", ["explain-lease", "up"])
+@pytest.mark.parametrize("bad", ["unknown field", "no time for a hand-off"])
+def test_every_verb_refuses_a_bad_file(
+    pdcluster: Run, file: Callable[[object], str], verb: str, bad: str
+) -> None:
+    content, told = BAD_FILES[bad]
+    ended = pdcluster(verb, "-f", file(content))
+    assert ended.returncode == 2
     assert told in ended.stderr
     assert "Traceback" not in ended.stderr + ended.stdout
 

@@ -89,11 +89,12 @@ class Fleet:
             self._running[each].wait()
         return self._running[name]
 
-    def launch(self, spec: EngineSpec) -> RunningEngine:
-        """Start an engine for one case, which stops it."""
-        engine = self.kind.launch(spec, logs=self._logs)
-        engine.wait()
-        return engine
+    def launch(self, *specs: EngineSpec) -> tuple[RunningEngine, ...]:
+        """Start engines together, for cases that stop them."""
+        engines = tuple(self.kind.launch(spec, logs=self._logs) for spec in specs)
+        for engine in engines:
+            engine.wait()
+        return engines
 
     def stop(self) -> None:
         """Stop all of them."""

@@ -51,6 +51,7 @@ def test_each_engine_has_an_address_of_its_own_and_the_proxy_the_usual_one() -> 
     proxy = current.members[-1].program
     assert isinstance(proxy, ProxyProgram)
     assert proxy.config.admin.host == "127.0.0.1"
+    assert not proxy.config.listen.shared
     assert proxy.config.endpoints_file == "/run/endpoints.json"
     assert proxy.argv == ("proxy", "--config", "/run/proxy.json")
 
@@ -104,6 +105,7 @@ def test_what_only_the_proxy_is_told_replaces_only_the_proxy() -> None:
     config = replacement.program.config
     # Clients' port is shared for a moment; the admin page cannot be.
     assert config.listen.port == 8080
+    assert config.listen.shared
     assert config.admin.host not in {"127.0.0.1", "127.0.0.2"}
 
 

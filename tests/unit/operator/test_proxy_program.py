@@ -108,7 +108,7 @@ def test_admission_and_fallback_are_passed_on() -> None:
 
 def test_the_start_is_probed_without_waiting_for_engines() -> None:
     probes = program().probes
-    assert (probes.startup.path, probes.startup.port) == ("/healthz", 8080)
+    assert (probes.startup.path, probes.startup.port) == ("/healthz", 9090)
     assert (probes.liveness.path, probes.liveness.port) == ("/healthz", 8080)
     assert (probes.readiness.path, probes.readiness.port) == ("/readyz", 9090)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
@@ -26,7 +27,7 @@ ENGINE = {
 }
 
 
-def text(*engines: dict[str, object]) -> bytes:
+def text(*engines: Mapping[str, object]) -> bytes:
     return json.dumps({"endpoints": engines}).encode()
 
 

@@ -13,7 +13,7 @@ READY, EJECTED, DRAINING = EndpointState.READY, EndpointState.EJECTED, EndpointS
 LOAD = Load(running=1.0, waiting=0.0, kv_usage=0.5)
 
 
-def engine(name: str = "p-0", **changes: object) -> EndpointConfig:
+def engine(name: str = "p-0", /, **changes: object) -> EndpointConfig:
     role = Role.PREFILL if name.startswith("p") else Role.DECODE
     fields: dict[str, object] = {
         "name": name,

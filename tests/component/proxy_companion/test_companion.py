@@ -1,0 +1,366 @@
+"""The companion between discovery, checks and workers, by a clock of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from pdcluster_api.proxy_config import EndpointConfig, EndpointsFile, ProxyConfig
+from pdcluster_proxy.companion.companion import PUSH_INTERVAL_S, Companion
+from pdcluster_proxy.companion.exposition import EngineFigures
+from pdcluster_proxy.core.messages import (
+    Drain,
+    EndpointState,
+    InFlight,
+    LeaseEvent,
+    LeaseEventKind,
+    Load,
+    Outcome,
+    OutcomeKind,
+    PoolSnapshot,
+    Report,
+    Snapshot,
+    ToWorker,
+)
+
+GRANTED, HANDED_OFF, ENDED = LeaseEventKind
+
+
+class Worker:
+    """A connected worker that keeps what it was sent."""
+
+    def __init__(self) -> None:
+        self.got: list[ToWorker] = []
+
+    def send(self, message: ToWorker) -> None:
+        self.got.append(message)
+
+    @property
+    def pools(self) -> list[PoolSnapshot]:
+        return [message.pool for message in self.got if isinstance(message, Snapshot)]
+
+
+class Checks:
+    """Active checks that remember what they were asked."""
+
+    def __init__(self) -> None:
+        self.followed: list[list[str]] = []
+        self.soon: list[str] = []
+
+    def follow(self, endpoints: Iterable[EndpointConfig]) -> None:
+        self.followed.append([endpoint.name for endpoint in endpoints])
+
+    def check_soon(self, endpoint: str) -> None:
+        self.soon.append(endpoint)
+
+
+class Rig:
+    """A companion with one pair, READY, and one worker."""
+
+    def __init__(self, *, num_workers: int = 1, passed: bool = True) -> None:
+        self.now = 100.0
+        config = ProxyConfig.model_validate(
+            {
+                "cluster": "demo",
+                "model": "m",
+                "listen": {"host": "127.0.0.1", "port": 8000},
+                "admin": {"host": "127.0.0.1", "port": 8001},
+                "lease": {"durationSeconds": 30, "maxHoldSeconds": 60},
+                "timeouts": {"requestSeconds": 60, "firstByteSeconds": 30, "idleSeconds": 30},
+                "admission": {"maxInFlight": 10, "maxQueue": 1, "queueTimeoutSeconds": 1},
+                "endpointsFile": "endpoints.json",
+                "graceSeconds": 5,
+            }
+        )
+        self.companion = Companion(config, num_workers=num_workers, clock=lambda: self.now)
+        self.checks = Checks()
+        self.companion.check_with(self.checks)
+        self.discover("p-0", "p-1", "d-0", "d-1")
+        if passed:
+            for name in ("p-0", "p-1", "d-0", "d-1"):
+                self.companion.check_passed(name)
+        self.worker = Worker()
+        self.companion.joined(self.worker)
+
+    def discover(self, *names: str) -> None:
+        engines = [
+            {
+                "name": name,
+                "role": "prefill" if name.startswith("p") else "decode",
+                "url": f"http://10.0.0.1:80{name[-1]}0",
+                "sideChannel": "10.0.0.1:5600",
+                "revision": "r1",
+            }
+            for name in names
+        ]
+        self.companion.discovered(EndpointsFile.model_validate({"endpoints": engines}))
+
+    def report(self, worker: Worker | None = None, /, **fields: object) -> None:
+        report = Report(seq=1, **fields)  # type: ignore[arg-type]  # Fields by name, as tests need.
+        self.companion.reported(worker or self.worker, report)
+
+    def state(self, name: str) -> EndpointState:
+        return next(view.state for view in self.companion.endpoints() if view.name == name)
+
+
+def lease(kind: LeaseEventKind, **fields: object) -> LeaseEvent:
+    base: dict[str, object] = {"endpoint": "p-0", "request_id": "r", "engine_id": "e1"}
+    return LeaseEvent(kind=kind, **{**base, **fields})  # type: ignore[arg-type]  # As above.
+
+
+# Snapshots.
+
+
+def test_a_worker_gets_the_pool_when_it_joins() -> None:
+    (pool,) = Rig().worker.pools
+    assert [view.name for view in pool.endpoints] == ["p-0", "p-1", "d-0", "d-1"]
+    assert {view.state for view in pool.endpoints} == {EndpointState.READY}
+
+
+def test_a_change_of_state_is_pushed_at_once() -> None:
+    rig = Rig()
+    rig.report(outcomes=(Outcome("p-0", OutcomeKind.FAILED_LOCALLY),))
+    pools = rig.worker.pools
+    assert len(pools) == 2
+    assert pools[1].seq > pools[0].seq
+    assert pools[1].endpoints[0].state is EndpointState.EJECTED
+
+
+def test_a_changed_load_is_pushed_within_its_interval_and_not_twice() -> None:
+    rig = Rig()
+    figures = EngineFigures(load=Load(running=1.0), started_at=1.0)
+    rig.companion.scraped("p-0", figures)
+    rig.now += PUSH_INTERVAL_S
+    rig.companion.pulse()
+    rig.companion.pulse()
+    rig.now += PUSH_INTERVAL_S
+    rig.companion.pulse()
+    pools = rig.worker.pools
+    assert len(pools) == 2
+    assert pools[1].endpoints[0].load == Load(running=1.0)
+    assert pools[1].endpoints[0].load_age_s == PUSH_INTERVAL_S
+
+
+def test_a_reboot_is_pushed_at_once() -> None:
+    rig = Rig()
+    rig.companion.scraped("p-0", EngineFigures(load=Load(), started_at=1.0))
+    rig.companion.scraped("p-0", EngineFigures(load=Load(), started_at=2.0))
+    first, last = rig.worker.pools
+    assert last.endpoints[0].incarnation > first.endpoints[0].incarnation
+
+
+def test_each_worker_is_told_the_legs_of_the_others() -> None:
+    rig = Rig()
+    second = Worker()
+    rig.companion.joined(second)
+    rig.report(in_flight=(InFlight("p-0", 3, 500),))
+    rig.report(second, in_flight=(InFlight("p-0", 1, 10), InFlight("d-0", 2)))
+    rig.companion.push()
+
+    def elsewhere(worker: Worker) -> list[tuple[str, int, int]]:
+        return [
+            (v.name, v.in_flight_elsewhere, v.prompt_tokens_elsewhere)
+            for v in worker.pools[-1].endpoints
+            if v.in_flight_elsewhere
+        ]
+
+    assert elsewhere(rig.worker) == [("p-0", 1, 10), ("d-0", 2, 0)]
+    assert elsewhere(second) == [("p-0", 3, 500)]
+    rig.companion.left(second)
+    rig.companion.push()
+    assert elsewhere(rig.worker) == []
+
+
+def test_open_legs_are_absolute_so_that_a_lost_report_heals() -> None:
+    rig = Rig()
+    rig.report(in_flight=(InFlight("p-0", 3),))
+    rig.report(in_flight=(InFlight("p-0", 1),))
+    assert rig.companion.state().engines[0].in_flight == 1
+
+
+# Endpoints.
+
+
+def test_discovery_is_followed_by_checks() -> None:
+    rig = Rig()
+    rig.discover("p-0", "d-0")
+    assert rig.checks.followed == [["p-0", "p-1", "d-0", "d-1"], ["p-0", "d-0"]]
+
+
+def test_a_failed_connect_has_the_engine_checked_at_once() -> None:
+    rig = Rig()
+    rig.report(
+        outcomes=(
+            Outcome("p-0", OutcomeKind.FAILED_LOCALLY),
+            Outcome("d-0", OutcomeKind.SUCCEEDED),
+        )
+    )
+    assert rig.checks.soon == ["p-0"]
+
+
+def test_an_ejection_ends_with_time() -> None:
+    rig = Rig()
+    rig.report(outcomes=(Outcome("d-0", OutcomeKind.FAILED_UPSTREAM),) * 3)
+    assert rig.state("d-0") is EndpointState.EJECTED
+    assert not rig.companion.is_serving("d-0")
+    rig.now += 30.0
+    rig.companion.pulse()
+    assert rig.state("d-0") is EndpointState.READY
+
+
+def test_an_endpoint_file_that_fails_is_counted_and_changes_nothing() -> None:
+    rig = Rig()
+    rig.companion.discovery_failed("broken")
+    assert rig.companion.figures.counter("discovery_errors_total") == 1
+    assert len(rig.companion.endpoints()) == 4
+
+
+# Leases.
+
+
+def test_the_ledger_counts_leases_from_grant_to_end() -> None:
+    rig = Rig()
+    rig.report(leases=(lease(GRANTED, age_s=1.5), lease(GRANTED, request_id="s")))
+    p = rig.companion.state().engines[0]
+    assert (p.held, p.oldest_held_seconds) == (2, 1.5)
+    rig.report(leases=(lease(HANDED_OFF), lease(ENDED)))
+    assert rig.companion.state().engines[0].held == 1
+    assert rig.companion.state().engines[2].held is None
+
+
+def test_a_lease_whose_end_was_never_told_ends_by_time() -> None:
+    rig = Rig()
+    rig.report(leases=(lease(GRANTED),))
+    rig.companion.left(rig.worker)
+    rig.now += 31.0
+    rig.companion.pulse()
+    assert rig.companion.state().engines[0].held == 0
+
+
+def test_a_pair_that_exchanged_kv_is_warm_until_either_side_boots_again() -> None:
+    rig = Rig()
+    rig.companion.scraped("d-0", EngineFigures(load=Load(), started_at=1.0))
+    boot = next(v.incarnation for v in rig.companion.endpoints() if v.name == "d-0")
+    ended = lease(ENDED, decode_endpoint="d-0", decode_incarnation=boot)
+    rig.report(leases=(lease(GRANTED), ended))
+    rig.companion.push()
+    assert list(rig.worker.pools[-1].warm_pairs) == [("e1", "d-0", boot)]
+    assert rig.worker.pools[-1].endpoints[0].engine_id == "e1"
+    rig.companion.scraped("d-0", EngineFigures(load=Load(), started_at=2.0))
+    assert not rig.worker.pools[-1].warm_pairs
+
+
+def test_a_lease_that_ended_without_a_decode_engine_warms_no_pair() -> None:
+    rig = Rig()
+    rig.report(leases=(lease(GRANTED), lease(ENDED)))
+    rig.companion.push()
+    assert rig.worker.pools[-1].warm_pairs == ()
+
+
+# Readiness and drain.
+
+
+def test_the_proxy_is_ready_once_all_workers_and_a_pair_are() -> None:
+    rig = Rig(num_workers=2, passed=False)
+    assert rig.companion.hindrances() == (
+        "1 of 2 workers are connected",
+        "no pair of one revision is ready (0 prefill, 0 decode engines ready)",
+    )
+    rig.companion.joined(Worker())
+    rig.companion.check_passed("p-0")
+    rig.companion.check_passed("d-0")
+    assert rig.companion.hindrances() == ()
+
+
+def test_a_worker_that_is_restarted_does_not_take_the_proxy_out() -> None:
+    rig = Rig(num_workers=2)
+    second = Worker()
+    rig.companion.joined(second)
+    rig.companion.left(second)
+    assert rig.companion.hindrances() == ()
+    rig.companion.left(rig.worker)
+    assert rig.companion.hindrances() == ("0 of 2 workers are connected",)
+
+
+def test_a_draining_proxy_is_not_ready_and_tells_every_worker_once() -> None:
+    rig = Rig()
+    rig.companion.drain()
+    rig.companion.drain()
+    assert rig.companion.hindrances() == ("draining",)
+    assert rig.worker.got.count(Drain()) == 1
+    late = Worker()
+    rig.companion.joined(late)
+    assert late.got[-1] == Drain()
+    assert rig.companion.state().draining
+
+
+# What is exported.
+
+
+def exported(rig: Rig) -> dict[str, float]:
+    samples = {}
+    for line in rig.companion.figures.render().decode().splitlines():
+        if not line.startswith("#"):
+            name, _, value = line.rpartition(" ")
+            samples[name.removeprefix("pdcluster_proxy_")] = float(value)
+    return samples
+
+
+def test_reports_become_metrics() -> None:
+    rig = Rig()
+    rig.report(
+        counters=(("requests_total", ("chat", "200", ""), 2.0),),
+        observations=(("request_seconds", ("chat",), 0.3),),
+        running=4,
+        queued=1,
+        in_flight=(InFlight("d-0", 4),),
+        outcomes=(Outcome("d-0", OutcomeKind.SUCCEEDED),),
+        leases=(lease(GRANTED),),
+    )
+    samples = exported(rig)
+    expected = {
+        'requests_total{code="",route="chat",status="200"}': 2.0,
+        'request_seconds_count{route="chat"}': 1.0,
+        'request_seconds_bucket{le="0.25",route="chat"}': 0.0,
+        'request_seconds_bucket{le="0.5",route="chat"}': 1.0,
+        'request_seconds_sum{route="chat"}': 0.3,
+        "in_flight": 4.0,
+        "queued": 1.0,
+        "workers": 1.0,
+        'legs_in_flight{endpoint="d-0"}': 4.0,
+        'leg_outcomes_total{endpoint="d-0",kind="succeeded"}': 1.0,
+        'leases_held{endpoint="p-0"}': 1.0,
+        'leases_total{endpoint="p-0",step="granted"}': 1.0,
+        'endpoint_state{endpoint="p-0",role="prefill",state="ready"}': 1.0,
+        'endpoint_transitions_total{endpoint="p-0",from="ejected",to="ready"}': 1.0,
+        "malformed_reports_total": 0.0,
+    }
+    assert {name: samples.get(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"counters": (("no_such_total", (), 1.0),)},
+        {"counters": (("requests_total", ("chat",), 1.0),)},
+        {"counters": (("request_seconds", ("chat",), 1.0),)},
+        {"counters": (("re_prefills_total", (), -1.0),)},
+        {"observations": (("request_seconds", ("chat", "x"), 1.0),)},
+        {"observations": (("request_seconds", ("chat",), float("nan")),)},
+    ],
+)
+def test_a_report_that_fits_no_metric_is_counted_and_harms_nothing(
+    fields: dict[str, object],
+) -> None:
+    rig = Rig()
+    rig.report(**fields)
+    assert exported(rig)["malformed_reports_total"] == 1.0
+
+
+def test_labels_are_bounded() -> None:
+    rig = Rig()
+    for number in range(3000):
+        rig.report(counters=(("requests_refused_total", (str(number),), 1.0),))
+    names = [n for n in exported(rig) if n.startswith("requests_refused_total")]
+    assert len(names) == 2000

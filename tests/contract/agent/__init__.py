@@ -1,0 +1,1 @@
+"""The agent port: NIXL's and the fake that tests use."""

@@ -1,0 +1,192 @@
+"""The repository itself: sizes, pages and files that must agree with the tree."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from tools.generate import PAGES
+
+from pdcluster_api.crd import render_files
+from pdcluster_proxy.metrics import METRICS
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ("crds", "lease", "operator", "proxy", "simulator", "cli")
+MAX_MODULE_LINES = 500
+MAX_FUNCTION_LINES = 50
+
+
+def modules() -> Iterator[Path]:
+    for folder in SOURCES:
+        yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+def tracked() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [ROOT / line for line in listed.stdout.splitlines() if (ROOT / line).is_file()]
+
+
+def test_the_folder_operator_never_shadows_the_standard_library() -> None:
+    assert not (ROOT / "operator" / "__init__.py").exists()
+    code = "import operator; operator.itemgetter"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_no_module_is_named_like_one_of_the_standard_library() -> None:
+    names = {path.stem for path in modules()} - {"__init__", "__main__"}
+    # Packages of their own shield these two; nothing imports them by their bare name.
+    assert set() == (names & sys.stdlib_module_names) - {"operator"}
+
+
+@pytest.mark.parametrize("path", list(modules()), ids=lambda p: str(p.relative_to(ROOT)))
+def test_modules_and_functions_stay_small(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= MAX_MODULE_LINES
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            start = node.body[1 if ast.get_docstring(node) and node.body[1:] else 0]
+            body = node.end_lineno - start.lineno + 1
+            assert body <= MAX_FUNCTION_LINES, f"{node.name} is {body} lines"
+
+
+@pytest.mark.parametrize("path", list(modules()), ids=lambda p: str(p.relative_to(ROOT)))
+def test_modules_say_whether_they_are_pure(path: Path) -> None:
+    doc = ast.get_docstring(ast.parse(path.read_text())) or ""
+    assert doc, "a module says what it is for"
+    if path.name not in {"__init__.py", "__main__.py"}:
+        words = ("Pure", "Shell", "Composition root")
+        assert any(word in doc for word in words), "a module says what it is"
+
+
+@pytest.mark.parametrize("name", sorted(PAGES))
+def test_rendered_pages_are_current(name: str) -> None:
+    assert PAGES[name]() == (ROOT / name).read_text()
+
+
+def test_rendered_crds_are_current() -> None:
+    for name, text in render_files().items():
+        assert text == (ROOT / "crds" / name).read_text(), name
+
+
+def test_every_metric_has_a_row_in_the_metrics_page() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    assert {m.name for m in METRICS.values()} == set(
+        re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    )
+
+
+def test_the_code_map_names_only_what_is_there() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    assert len(text.splitlines()) <= 300
+    named = re.findall(r"`((?:crds|lease|operator|proxy|simulator|cli|tests|docs)/[\w./-]+)`", text)
+    assert len(named) > 20
+    for name in named:
+        assert (ROOT / name).exists(), name
+
+
+def test_the_code_map_names_every_program_s_packages() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    for folder in SOURCES:
+        for package in (ROOT / folder).glob("pdcluster_*"):
+            assert f"{folder}/{package.name}" in text, package
+
+
+def test_the_packaged_example_is_the_first_example() -> None:
+    packaged = ROOT / "cli" / "pdcluster_cli" / "example.yaml"
+    assert (ROOT / "examples" / "01-minimal" / "pdcluster.yaml").read_text() == packaged.read_text()
+
+
+def test_every_example_has_a_page_and_a_resource() -> None:
+    folders = sorted((ROOT / "examples").iterdir())
+    assert folders
+    for folder in folders:
+        assert (folder / "README.md").is_file(), folder
+        assert (folder / "pdcluster.yaml").is_file(), folder
+
+
+def test_every_make_target_in_the_pages_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")):
+        for target in re.findall(
+            r"`make ([a-z-]+)`|^make ([a-z-]+)", page.read_text(), re.MULTILINE
+        ):
+            name = "".join(target)
+            assert name in targets, f"{page.name}: make {name}"
+
+
+def test_every_target_has_help() -> None:
+    phony = set(re.findall(r"^\.PHONY: (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    helped = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert phony == helped
+
+
+def test_every_page_is_in_the_site_s_navigation() -> None:
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_multi_constructor("tag:yaml.org,2002:python/name:", lambda *_: None)  # type: ignore[no-untyped-call]
+    site = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)
+    shown = {page for entry in site["nav"] for page in entry.values()}
+    written = {str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").glob("*.md")}
+    assert written <= shown
+    decisions = (ROOT / "docs" / "adr" / "index.md").read_text()
+    for decision in (ROOT / "docs" / "adr").glob("0*.md"):
+        assert decision.name in decisions
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in (p for p in tracked() if p.suffix == ".md"):
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_locks_pin_by_hash_and_name_no_index() -> None:
+    locks = sorted((ROOT / "locks").glob("*.txt"))
+    assert locks
+    for lock in locks:
+        text = lock.read_text()
+        assert "://" not in text, lock
+        pins = re.findall(r"^([a-z0-9][\w.-]*)==", text, re.MULTILINE | re.IGNORECASE)
+        assert pins
+        for block in re.split(r"^(?=[a-z0-9])", text, flags=re.MULTILINE | re.IGNORECASE):
+            if block.strip():
+                assert "--hash=sha256:" in block, f"{lock.name}: {block.split()[0]}"
+
+
+def test_the_distribution_packs_every_program() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packed = set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
+    there = {str(p.relative_to(ROOT)) for f in SOURCES for p in (ROOT / f).glob("pdcluster_*")}
+    assert there == {p for p in packed}
+    for package in there:
+        assert (ROOT / package / "py.typed").is_file()
+
+
+def test_change_fragments_are_named_for_towncrier() -> None:
+    for fragment in (ROOT / "changes").iterdir():
+        assert re.fullmatch(
+            r"\d+(\.\d+)?\.(added|changed|fixed|removed|deprecated|security)\.md|\.gitkeep",
+            fragment.name,
+        )
+
+
+def test_no_file_speaks_of_a_machine() -> None:
+    marks = re.compile(r"/root/|/work/|pythonhosted|pypi\.org/simple|deb\.debian\.org")
+    for path in tracked():
+        if path.suffix in {".py", ".md", ".yaml", ".yml", ".toml", ".txt", ".c", ""}:
+            found = marks.search(path.read_text(errors="replace"))
+            assert found is None or path == Path(__file__), f"{path}: {found}"

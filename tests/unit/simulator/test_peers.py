@@ -1,0 +1,158 @@
+"""Handshakes: what waits for them, what does not, and what a failure leaves behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdcluster_lease.agent import Peer
+from pdcluster_lease.heartbeat import HeartbeatBatch
+from pdcluster_lease.params import EngineId, RemoteLease, RequestId
+from pdcluster_lease.wire import AgentMetadata
+from pdcluster_sim.core.compatibility import Compatibility
+from pdcluster_sim.core.latency import LatencyModel
+from pdcluster_sim.core.messages import SendNote, ShakeHands, StartRead
+from pdcluster_sim.core.peers import Peers, PeerState, PendingNote, PendingRead
+
+P = EngineId("p")
+LEASE = RemoteLease(engine_id=P, request_id=RequestId("l"), host="h", port=5600)
+READ = PendingRead(RequestId("d"), (1, 2), (8, 9), b"l:1")
+BATCH = HeartbeatBatch(
+    engine_id=P, host="h", port=5600, tp_size=1, pp_size=1, request_ids=(RequestId("l"),)
+)
+
+
+def connected() -> Peers:
+    peers = Peers()
+    peers.beat(BATCH, LEASE)
+    peers.succeeded(P, Peer(7))
+    return peers
+
+
+def test_a_read_waits_for_the_handshake_it_starts() -> None:
+    peers = Peers()
+    assert peers.state(P) is PeerState.UNKNOWN
+    assert peers.need(LEASE, READ) == (ShakeHands(LEASE),)
+    assert peers.state(P) is PeerState.SHAKING
+    (effect,) = peers.succeeded(P, Peer(7))
+    assert effect == StartRead(
+        request_id=RequestId("d"),
+        engine_id=P,
+        peer=Peer(7),
+        local=(1, 2),
+        remote=(8, 9),
+        note=b"l:1",
+    )
+    assert peers.state(P) is PeerState.CONNECTED
+
+
+def test_hands_are_shaken_once_however_many_wait() -> None:
+    peers = Peers()
+    assert len(peers.need(LEASE, READ)) == 1
+    assert peers.need(LEASE, READ) == ()
+    assert peers.beat(BATCH, LEASE) == ()
+    assert len(peers.succeeded(P, Peer(7))) == 2
+
+
+def test_a_heartbeat_starts_a_handshake_and_is_dropped() -> None:
+    peers = Peers()
+    assert peers.beat(BATCH, LEASE) == (ShakeHands(LEASE),)
+    assert peers.succeeded(P, Peer(7)) == ()
+
+
+def test_a_connected_peer_is_told_at_once() -> None:
+    peers = connected()
+    assert peers.num_connected == 1
+    (beat,) = peers.beat(BATCH, LEASE)
+    assert beat == SendNote(engine_id=P, peer=Peer(7), payload=b"HB:l", is_heartbeat=True)
+    (note,) = peers.need(LEASE, PendingNote(b"l:1"))
+    assert note == SendNote(engine_id=P, peer=Peer(7), payload=b"l:1", is_heartbeat=False)
+    assert isinstance(peers.need(LEASE, READ)[0], StartRead)
+
+
+def test_a_failed_handshake_names_the_reads_that_waited_and_is_forgotten() -> None:
+    peers = Peers()
+    peers.need(LEASE, READ)
+    peers.need(LEASE, PendingNote(b"x:1"))
+    assert peers.failed(P) == (RequestId("d"),)
+    assert peers.failed(P) == ()
+    assert peers.need(LEASE, READ) == (ShakeHands(LEASE),)
+
+
+def test_a_lost_peer_has_to_shake_hands_anew() -> None:
+    peers = connected()
+    peers.lost(P)
+    assert peers.num_connected == 0
+    assert peers.need(LEASE, READ) == (ShakeHands(LEASE),)
+
+
+# --- who may be a peer ----------------------------------------------------------------------------
+
+
+def compatibility(**changes: object) -> Compatibility:
+    fields: dict[str, object] = {
+        "vllm_version": "0.32.0",
+        "connector_version": 14,
+        "model": "m",
+        "dtype": "float32",
+        "slot_bytes": 64,
+        "block_size": 16,
+    }
+    return Compatibility(**{**fields, **changes})  # type: ignore[arg-type]  # named by the test
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"vllm_version": "0.31.0"}, {"connector_version": 13}, {"model": "./m"}, {"dtype": "auto"}],
+)
+def test_whatever_is_hashed_has_to_be_equal(change: dict[str, object]) -> None:
+    other = compatibility(**change)
+    fault = compatibility().hash_fault(other.hash)
+    assert fault is not None
+    assert "NIXL compatibility hash mismatch" in fault
+    assert compatibility(is_enforced=False).hash_fault(other.hash) is None
+
+
+def test_equal_engines_have_equal_hashes() -> None:
+    assert compatibility().hash_fault(compatibility(block_size=32).hash) is None
+    assert len(compatibility().hash) == 64
+
+
+def metadata(**changes: object) -> AgentMetadata:
+    fields: dict[str, object] = {
+        "engine_id": "p",
+        "agent_metadata": b"",
+        "kv_caches_base_addr": (1,),
+        "num_blocks": 8,
+        "block_lens": (1024,),
+        "block_size": 16,
+    }
+    return AgentMetadata(**{**fields, **changes})  # type: ignore[arg-type]  # named by the test
+
+
+def test_a_peer_has_to_be_the_engine_of_the_params_with_our_blocks() -> None:
+    ours = compatibility()
+    assert ours.metadata_fault(metadata(), expected=P) is None
+    for change, words in (
+        ({"engine_id": "q"}, "engine ID mismatch. Expected p,received q"),
+        ({"block_size": 32}, "ours"),
+        ({"block_lens": (2048,)}, "ours"),
+        ({"block_lens": (1024, 1024)}, "ours"),
+    ):
+        fault = ours.metadata_fault(metadata(**change), expected=P)
+        assert fault is not None
+        assert words.replace(",received", ", received") in fault
+
+
+# --- how long things take -------------------------------------------------------------------------
+
+
+def test_a_step_is_its_base_and_its_prefill() -> None:
+    model = LatencyModel(prefill_tokens_per_s=1000.0, step_time_s=0.01, transfer_gbps=8.0)
+    assert model.step_s(0) == 0.01
+    assert model.step_s(500) == pytest.approx(0.51)
+    assert model.transfer_s(1_000_000_000) == pytest.approx(1.0)
+
+
+def test_zero_means_at_once() -> None:
+    model = LatencyModel(prefill_tokens_per_s=0.0, step_time_s=0.0, transfer_gbps=0.0)
+    assert (model.step_s(10**9), model.transfer_s(10**12)) == (0.0, 0.0)

@@ -88,7 +88,7 @@ generated: setup ## Fail where a generated file is not current
 
 .PHONY: docs
 docs: setup ## Build the documentation site into site/
-	@$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 .PHONY: bench-quick
 bench-quick: setup ## CPU per request and per chunk against named peers, in one run (3 minutes)

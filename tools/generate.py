@@ -99,7 +99,7 @@ METRICS_HEAD = """\
 Served by the companion on the admin port at `/metrics`, for all workers together. Rendered from
 `proxy/pdcluster_proxy/metrics.py` and `tools/metric_remedies.py` by `make generate`; do not edit.
 
-Labels are bounded: routes, statuses and codes are the proxy's own, endpoints those of the configuration.
+Labels are bounded: routes, statuses and codes are the proxy's own, endpoints are configured.
 
 | Metric | Type | Labels | Meaning | What to do |
 |---|---|---|---|---|
@@ -125,10 +125,10 @@ def metrics_page() -> str:
 RESOURCE_HEAD = """\
 # The resource
 
-`PDCluster`, group `pdcluster.io`, version `v1alpha1`. Rendered from the CRD by `make generate`; do not
-edit. `pdcluster render -f FILE` shows what a resource becomes, `pdcluster explain-lease -f FILE` the times
-that follow from it. What is marked *not yet* is refused with its path; what only a Kubernetes cluster can
-honour is accepted and listed by `render`.
+`PDCluster`, group `pdcluster.io`, version `v1alpha1`. Rendered from the CRD by `make generate`; do
+not edit. `pdcluster render -f FILE` shows what a resource becomes, `pdcluster explain-lease -f FILE`
+the times that follow from it. What no program honours yet is refused with its path; what only a
+Kubernetes cluster can honour is accepted and listed by `render`.
 
 | Field | Type | Default | Meaning |
 |---|---|---|---|
@@ -149,7 +149,7 @@ def leaves(schema: Mapping[str, Any], path: str) -> Iterable[tuple[str, Mapping[
 
 def resource_page() -> str:
     """Render ``docs/resource.md`` from the CRD's own schema."""
-    crd = yaml.safe_load(render_files()["pdclusters.yaml"])
+    crd = yaml.safe_load(render_files()["pdcluster.io_pdclusters.yaml"])
     schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     rows = []
     for path, leaf in leaves(schema, "spec"):

@@ -171,7 +171,7 @@ def test_the_distribution_packs_every_program() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packed = set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
     there = {str(p.relative_to(ROOT)) for f in SOURCES for p in (ROOT / f).glob("pdcluster_*")}
-    assert there == {p for p in packed}
+    assert there == packed
     for package in there:
         assert (ROOT / package / "py.typed").is_file()
 

@@ -90,7 +90,8 @@ class CompletionsApi:
             self._context.frontend.refuse_unread(kv)
             return error_response(error)
         if body.stream:
-            return EventStream(self._events(work))
+            cut = self._context.faults.take("truncate-stream")
+            return EventStream(self._events(work), cut_after=None if cut is None else cut.chunks)
         try:
             answers = await unless_gone(
                 request, collect(self._run(work), num_answers=len(work.requests))

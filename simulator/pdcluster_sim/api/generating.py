@@ -207,13 +207,17 @@ class EventStream(Response):
 
     Args:
         events: Whole events, blank line included.
+        cut_after: Close the body after this many events, without its terminator: a planned fault.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], *, cut_after: int | None = None
+    ) -> None:
         super().__init__(media_type="text/event-stream")
         # The length is not known, so the server frames the body in chunks.
         del self.headers["content-length"]
         self._events = events
+        self._cut_after = cut_after
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -231,8 +235,12 @@ class EventStream(Response):
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async with aclosing(self._events) as events:
+            left = self._cut_after
             async for event in events:
+                if left == 0:
+                    break
                 await send({"type": "http.response.body", "body": event, "more_body": True})
+                left = None if left is None else left - 1
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

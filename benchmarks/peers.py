@@ -41,13 +41,15 @@ class HttpxClient:
 
     def __init__(self) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._client = httpx.AsyncClient(timeout=None, limits=limits, trust_env=False)  # noqa: S113 (as peers do)
+        self._client = httpx.AsyncClient(timeout=None, limits=limits, trust_env=False)
 
     async def post(self, url: str, body: bytes) -> bytes:
+        """POST and read the whole answer."""
         answer = await self._client.post(url, content=body, headers=HEADERS)
         return answer.content
 
     async def stream(self, url: str, body: bytes) -> AsyncIterator[bytes]:
+        """POST and give the answer as it comes."""
         async with self._client.stream("POST", url, content=body, headers=HEADERS) as answer:
             async for part in answer.aiter_raw():
                 yield part
@@ -71,10 +73,12 @@ class AiohttpClient:
         return self._known
 
     async def post(self, url: str, body: bytes) -> bytes:
+        """POST and read the whole answer."""
         async with self._session.post(url, data=body, headers=HEADERS) as answer:
             return await answer.read()
 
     async def stream(self, url: str, body: bytes) -> AsyncIterator[bytes]:
+        """POST and give the answer as it comes."""
         async with self._session.post(url, data=body, headers=HEADERS) as answer:
             async for part in answer.content.iter_any():
                 yield part

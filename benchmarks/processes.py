@@ -10,10 +10,10 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["cpu_s", "descendants", "started"]
+__all__ = ["cpu_s", "descendants", "started", "wait_until"]
 
 
 @contextlib.contextmanager
@@ -34,10 +34,8 @@ def started(
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                pass
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -69,9 +67,12 @@ def cpu_s(pid: int) -> float:
     return total / 1e9
 
 
-def wait_until(condition: str, *, within_s: float, probe: object) -> None:
-    """Poll ``probe`` until it is true."""
-    assert callable(probe)
+def wait_until(condition: str, *, within_s: float, probe: Callable[[], bool]) -> None:
+    """Poll ``probe`` until it is true.
+
+    Raises:
+        TimeoutError: It was not within ``within_s``; names the condition.
+    """
     deadline = time.monotonic() + within_s
     while not probe():
         if time.monotonic() > deadline:

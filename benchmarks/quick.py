@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
 from benchmarks.processes import cpu_s, descendants, started, wait_until
 from benchmarks.verdict import OURS, Measurement, judge
 
@@ -69,6 +71,25 @@ CHUNK = Workload(
         "stream": True,
     },
 )
+
+
+class Quantiles(msgspec.Struct, frozen=True):
+    """Microseconds."""
+
+    p50: float
+    p99: float
+
+
+class LoadResult(msgspec.Struct, frozen=True):
+    """What load.c prints."""
+
+    answered: int
+    errors: int
+    seconds: float
+    events: int
+    latency_us: Quantiles
+    first_byte_us: Quantiles
+    relay_us: Quantiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,15 +149,17 @@ def run(folder: Path, rounds: int) -> tuple[list[Measurement], list[dict[str, ob
         contenders = [
             stack.enter_context(start_ours(folder, ours, admin, prefill, decode)),
             stack.enter_context(
-                start_peer(folder, "aiohttp", peers[0], prefill, decode, (REQUEST, CHUNK))
+                start_peer(folder, "aiohttp", peers[0], (prefill, decode), (REQUEST, CHUNK))
             ),
-            stack.enter_context(start_peer(folder, "httpx", peers[1], prefill, decode, (REQUEST,))),
+            stack.enter_context(
+                start_peer(folder, "httpx", peers[1], (prefill, decode), (REQUEST,))
+            ),
         ]
         for contender in contenders:
             wait_until(
                 f"a first answer of {contender.name}",
                 within_s=20,
-                probe=lambda port=contender.port: answers(port),
+                probe=functools.partial(answers, contender.port),
             )
             load(tools, folder, contender.port, REQUEST, requests=400)
         for turn in range(rounds):
@@ -158,24 +181,28 @@ def measure(
     answer = load(tools, folder, contender.port, workload)
     time.sleep(0.1)  # Let the last report reach the companion.
     used = {pid: cpu_s(pid) - before[pid] for pid in processes}
-    per = int(answer["events"] if workload.name == "chunk" else answer["answered"]) or 1
-    cpu_us = sum(used.values()) / per * 1e6
+    is_stream = workload is CHUNK
+    per = (answer.events if is_stream else answer.answered) or 1
+    by_process = {short(processes[pid]): seconds / per * 1e6 for pid, seconds in used.items()}
+    # Ours is judged by its worker, as a peer by its one process; what the companion adds is told.
+    cpu_us = by_process.get("worker", sum(by_process.values()))
+    beside = sum(by_process.values()) - cpu_us
     opened = contender.opened() - opened_before if contender.opened else None
-    missing = workload.requests - int(answer["answered"]) if workload.name == "chunk" else 0
-    relay = answer["relay_us"] if workload.name == "chunk" else answer["latency_us"]
+    missing = workload.requests - answer.answered if is_stream else 0
+    delay = answer.relay_us if is_stream else answer.latency_us
     print(
         f"{contender.name:10s} {workload.name:8s} {cpu_us:8.1f} us/{workload.name}"
-        f"  {per / float(answer['seconds']):8.0f} /s  p50 {relay['p50']:.0f} us"
-        f"  p99 {relay['p99']:.0f} us  errors {answer['errors']}"
+        + (f" (+{beside:4.1f} companion)" if contender.opened else " " * 18)
+        + f"  {per / answer.seconds:8.0f} /s  p50 {delay.p50:.0f} us"
+        f"  p99 {delay.p99:.0f} us  errors {answer.errors}"
         + ("" if opened is None else f"  opened {opened}"),
         flush=True,
     )
-    by_process = {short(processes[pid]): seconds / per * 1e6 for pid, seconds in used.items()}
     measurement = Measurement(
         contender=contender.name,
         workload=workload.name,
         cpu_us=cpu_us,
-        errors=int(answer["errors"]) + max(0, missing),
+        errors=answer.errors + max(0, missing),
         clients=workload.clients,
         opened=opened,
     )
@@ -184,7 +211,7 @@ def measure(
 
 def load(
     tools: Path, folder: Path, port: int, workload: Workload, *, requests: int | None = None
-) -> dict[str, object]:
+) -> LoadResult:
     """Run the load generator."""
     body = folder / f"{workload.name}.json"
     body.write_text(json.dumps(workload.body))
@@ -197,8 +224,7 @@ def load(
         timeout=workload.max_s + 30,
         check=True,
     )
-    answer: dict[str, object] = json.loads(done.stdout)
-    return answer
+    return msgspec.json.decode(done.stdout, type=LoadResult)
 
 
 @contextlib.contextmanager
@@ -250,11 +276,11 @@ def start_ours(
 
 @contextlib.contextmanager
 def start_peer(
-    folder: Path, name: str, port: int, prefill: int, decode: int, workloads: tuple[Workload, ...]
+    folder: Path, name: str, port: int, engines: tuple[int, int], workloads: tuple[Workload, ...]
 ) -> Iterator[Contender]:
     """One peer of ``peers.py``."""
     argv = [sys.executable, "-m", "benchmarks.peers", name, HOST, str(port)]
-    argv += [f"http://{HOST}:{prefill}", f"http://{HOST}:{decode}"]
+    argv += [f"http://{HOST}:{engine}" for engine in engines]
     log = folder / f"{name}.log"
     with started(argv, core=PROXY_CORE, log=log, cwd=HERE.parent) as process:
         yield Contender(name=name, port=port, pid=process.pid, workloads=workloads)

@@ -107,9 +107,7 @@ def judge(
 
 
 def _median(measurements: Sequence[Measurement], contender: str, workload: str) -> float:
-    values = [
-        m.cpu_us for m in measurements if m.contender == contender and m.workload == workload
-    ]
+    values = [m.cpu_us for m in measurements if m.contender == contender and m.workload == workload]
     if not values:
         raise ValueError(f"{contender} was not measured under {workload!r}.")
     return statistics.median(values)

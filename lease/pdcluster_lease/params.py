@@ -8,6 +8,7 @@ as vLLM. Wire names are spelt here and in ``wire.py`` only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final, NewType
 
@@ -65,6 +66,9 @@ class ParamsLimits:
 
 DEFAULT_LIMITS: Final = ParamsLimits()
 
+_MAX_LISTS: Final = 4096
+"""Most lists in one object: one per KV-cache group, and what unknown fields may hold."""
+
 _Identifier = Annotated[str, Meta(min_length=1, max_length=defaults.IDENTIFIER_MAX_CHARS)]
 _Port = Annotated[int, Meta(ge=1, le=65_535)]
 _Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -76,7 +80,8 @@ class _Wire(msgspec.Struct, gc=False):
 
     do_remote_prefill: bool
     do_remote_decode: bool
-    remote_block_ids: tuple[tuple[_Count, ...], ...]
+    # Lists: they decode in half the time of tuples, and nobody changes them.
+    remote_block_ids: list[list[_Count]]
     remote_engine_id: _Identifier
     remote_request_id: _Identifier
     remote_host: str
@@ -110,7 +115,7 @@ class KVTransferParams(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         request_id: P's internal request id, the key of the lease.
         host: Host of P's side channel.
         port: Port of P's side channel.
-        block_ids: One tuple of logical block ids per KV-cache group; empty groups are legal.
+        block_ids: One sequence of logical block ids per KV-cache group; empty groups are legal.
         tp_size: P's tensor-parallel size.
         pp_size: P's pipeline-parallel size.
         dcp_size: P's decode-context-parallel size.
@@ -125,7 +130,7 @@ class KVTransferParams(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     request_id: RequestId
     host: str
     port: int
-    block_ids: tuple[tuple[int, ...], ...]
+    block_ids: Sequence[Sequence[int]]
     tp_size: int
     pp_size: int
     dcp_size: int
@@ -193,6 +198,11 @@ def parse_params(raw: bytes, limits: ParamsLimits = DEFAULT_LIMITS) -> KVTransfe
     if len(raw) > limits.raw_bytes:
         raise RemoteProtocolError(
             f"kv_transfer_params of {len(raw)} bytes, at most {limits.raw_bytes}"
+        )
+    if raw.count(b"[") > _MAX_LISTS:
+        # Lists cost more than their bytes; this many would hold the loop for milliseconds.
+        raise RemoteProtocolError(
+            f"more than {_MAX_LISTS} lists in one object", field="remote_block_ids"
         )
     try:
         wire = _DECODER.decode(raw)

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from pdcluster_api.proxy_config import ProxyConfig
 from pdcluster_proxy.api.openai import ExchangeEndpoint, ModelsEndpoint
 from pdcluster_proxy.api.probes import healthz, readyz
-from pdcluster_proxy.core.bodies import Api
+from pdcluster_proxy.core.bodies import PATHS, Api
 from pdcluster_proxy.core.error_bodies import error_type
 from pdcluster_proxy.core.ports import Companion, Engines
 from pdcluster_proxy.exchange.journal import Journal
@@ -70,8 +70,7 @@ def create_app(
     models = ModelsEndpoint(worker, created=int(time.time()))
     app = Starlette(
         routes=[
-            Route("/v1/chat/completions", ExchangeEndpoint(worker, Api.CHAT), methods=["POST"]),
-            Route("/v1/completions", ExchangeEndpoint(worker, Api.COMPLETIONS), methods=["POST"]),
+            *(Route(PATHS[api], ExchangeEndpoint(worker, api), methods=["POST"]) for api in Api),
             Route("/v1/models", models, methods=["GET"]),
             Route("/v1/models/{model:path}", models, methods=["GET"]),
             Route("/healthz", healthz),

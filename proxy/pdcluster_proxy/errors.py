@@ -1,8 +1,8 @@
 """The proxy's errors: the fault is in the type.
 
 Pure. Families name where it went wrong; each error carries the status a client would get, whether
-the exchange may try again, and a stable reason. Foreign exceptions are mapped to these in one function
-per boundary.
+the exchange may try again, and a stable reason. Foreign exceptions are mapped to these in one
+function per boundary.
 """
 
 from __future__ import annotations

@@ -13,8 +13,10 @@ import socket
 import sys
 
 import uvloop
+from starlette.routing import Route
 
 from pdcluster_api.proxy_config import ProxyConfig
+from pdcluster_proxy.api.openai import ExchangeEndpoint
 from pdcluster_proxy.app import create_app
 from pdcluster_proxy.core.ports import Address
 from pdcluster_proxy.lifeline import die_with_parent
@@ -42,7 +44,12 @@ async def run(config: ProxyConfig, settings: ChildSettings) -> None:
     app = create_app(config, engines, link, settings.index, settings.workers)
     gate = app.state.worker.gate
     link.sample_with(lambda: (gate.running, gate.waiting))
-    server = EdgeServer(app, grace_s=config.grace_seconds, on_refused=refused)
+    hot = {
+        route.path: route.endpoint
+        for route in app.routes
+        if isinstance(route, Route) and isinstance(route.endpoint, ExchangeEndpoint)
+    }
+    server = EdgeServer(app, grace_s=config.grace_seconds, on_refused=refused, hot=hot)
 
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, server.stop)

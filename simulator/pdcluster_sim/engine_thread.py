@@ -19,20 +19,19 @@ from pdcluster_lease.agent import Agent, Notified, ReadDone, ReadFailed, RemoteB
 from pdcluster_lease.errors import PDClusterError, PeerGoneError, ProtocolError, TransferError
 from pdcluster_lease.wire import Unrecognised, decode_notification
 from pdcluster_sim.core.messages import (
+    DropPeer,
     Effect,
     HandshakeFailed,
     HandshakeSucceeded,
     Input,
-    Notice,
-    Output,
     PeerLost,
     ReadArrived,
     ReadBroke,
     SendNote,
     ShakeHands,
     StartRead,
-    TransferFailed,
 )
+from pdcluster_sim.core.results import Notice, Output, TransferFailed
 from pdcluster_sim.handshakes import HandshakeAnswered, HandshakeUnanswered
 
 if TYPE_CHECKING:
@@ -40,7 +39,8 @@ if TYPE_CHECKING:
 
     from pdcluster_lease.params import EngineId, RemoteLease
     from pdcluster_sim.core.compatibility import Compatibility
-    from pdcluster_sim.core.engine import EngineCore, EngineGauges
+    from pdcluster_sim.core.engine import EngineCore
+    from pdcluster_sim.core.results import EngineGauges
 
 __all__ = ["AbortAll", "Drain", "EngineNews", "EngineThread", "Mail", "Stall"]
 
@@ -309,6 +309,9 @@ class EngineThread:
                 self._start_read(effect)
             case SendNote():
                 self._send(effect)
+            case DropPeer():
+                assert self._agent is not None
+                self._agent.drop_peer(effect.peer)
             case _:
                 assert_never(effect)
 

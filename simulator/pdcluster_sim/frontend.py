@@ -9,7 +9,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from pdcluster_sim.core.messages import Cancel, EngineRequest, Output, RefuseUnread, Submit
+from pdcluster_sim.core.messages import Cancel, EngineRequest, RefuseUnread, Submit
 from pdcluster_sim.engine_thread import AbortAll, Drain, EngineNews
 from pdcluster_sim.errors import EngineDeadError
 from pdcluster_sim.logs import log_notices
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pdcluster_lease.engine_params import RequestParams
     from pdcluster_lease.params import RequestId
-    from pdcluster_sim.core.engine import EngineGauges
+    from pdcluster_sim.core.results import EngineGauges, Output
     from pdcluster_sim.engine_thread import EngineThread, Mail
     from pdcluster_sim.metrics import EngineMetrics
 

@@ -11,7 +11,7 @@ import logging.config
 from typing import TYPE_CHECKING, assert_never
 
 from pdcluster_lease.lease import Expired, LateRead, Released, Renewed
-from pdcluster_sim.core.messages import (
+from pdcluster_sim.core.results import (
     InvalidParams,
     LoadFailed,
     Notice,

@@ -17,7 +17,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from pdcluster_lease.lease import Expired, LateRead
-from pdcluster_sim.core.messages import (
+from pdcluster_sim.core.results import (
     Notice,
     Output,
     Preempted,
@@ -28,7 +28,7 @@ from pdcluster_sim.core.messages import (
 
 if TYPE_CHECKING:
     from pdcluster_lease.agent import ReadDone
-    from pdcluster_sim.core.engine import EngineGauges
+    from pdcluster_sim.core.results import EngineGauges
     from pdcluster_sim.engine_thread import EngineNews
 
 __all__ = ["EngineMetrics"]

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
 import uvicorn
@@ -56,7 +56,9 @@ class Edge:
 
 
 @contextlib.asynccontextmanager
-async def edge(app: ASGIApp, limits: EdgeLimits | None = None) -> AsyncIterator[Edge]:
+async def edge(
+    app: ASGIApp, limits: EdgeLimits | None = None, hot: Mapping[str, ASGIApp] | None = None
+) -> AsyncIterator[Edge]:
     """Serve ``app`` until the block ends."""
     loop = asyncio.get_running_loop()
     config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None, access_log=False)
@@ -71,6 +73,7 @@ async def edge(app: ASGIApp, limits: EdgeLimits | None = None) -> AsyncIterator[
         _loop=loop,
         limits=limits or EdgeLimits(),
         on_refused=refused.append,
+        hot=hot or {},
     )
 
     async def sweep() -> None:

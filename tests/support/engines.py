@@ -279,7 +279,7 @@ def vllm_kind(environ: Mapping[str, str]) -> EngineKind:
     """Real vLLM, where its environment has been built."""
     command, cwd, env, missing = _find_vllm(environ)
     return EngineKind(
-        name="vllm", command=tuple(command), env=env, cwd=cwd, startup_s=400.0, missing=missing
+        name="vllm", command=tuple(command), env=env, cwd=cwd, startup_s=600.0, missing=missing
     )
 
 

@@ -1,8 +1,8 @@
 """An agent port in one process, without NIXL: memories that read each other when polled.
 
 It keeps NIXL's manners, and a contract suite holds it to them: nothing moves but in ``poll``; a
-read needs both sides' polls; a late read sees whatever is there; a peer that is gone is noticed when
-it is next used; a notification for a read arrives after its bytes.
+read needs both sides' polls; a late read sees whatever is there; a peer that is gone is noticed
+when it is next used; a notification for a read arrives after its bytes.
 """
 
 from __future__ import annotations

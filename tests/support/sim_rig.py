@@ -6,8 +6,8 @@ the very notifications that would cross NIXL. So P and D exchange KV in virtual 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pdcluster_lease.agent import Peer
 from pdcluster_lease.engine_params import GrantingEngine, RequestParams, read_request_params
@@ -18,14 +18,13 @@ from pdcluster_sim.core.engine import EngineCore
 from pdcluster_sim.core.latency import LatencyModel
 from pdcluster_sim.core.messages import (
     Cancel,
+    DropPeer,
     Effect,
     EngineRequest,
     FinishReason,
     HandshakeFailed,
     HandshakeSucceeded,
     Input,
-    Notice,
-    Output,
     ReadArrived,
     SendNote,
     ShakeHands,
@@ -33,6 +32,11 @@ from pdcluster_sim.core.messages import (
     Submit,
 )
 from pdcluster_sim.core.scheduler import SchedulerLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pdcluster_sim.core.results import Notice, Output
 
 STEP_S = 0.01
 PREFILL_TOKENS_PER_S = 10_000.0
@@ -82,6 +86,8 @@ class Rig:
     held_reads: list[StartRead] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.next_at: float | None = None
+        self.has_input = False
         self.memory = Memory(self.num_blocks)
         self.engine_id = EngineId(f"engine-{self.name}")
         self.core = EngineCore(
@@ -149,11 +155,13 @@ class Rig:
 
     def handle(self, event: Input) -> None:
         """Hand one input in."""
+        self.has_input = True
         self.core.handle(event, now=self.now)
 
     def advance(self, seconds: float = 0.0) -> None:
         """Let time pass in one jump, and do what the core wants done."""
         self.now += seconds
+        self.has_input = False
         advance = self.core.advance(now=self.now)
         self.outputs += advance.outputs
         self.effects += advance.effects
@@ -213,6 +221,8 @@ class Rig:
             self._shake(effect)
         elif isinstance(effect, SendNote):
             self._peer(effect.engine_id).receive(effect.payload, now=self.now)
+        elif isinstance(effect, DropPeer):
+            pass
         elif self.holds_reads:
             self.held_reads.append(effect)
         else:

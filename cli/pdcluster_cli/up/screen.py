@@ -13,6 +13,7 @@ from typing import Final, Self
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from pdcluster_cli.up.fleet import Fleet
 from pdcluster_cli.up.view import Row, rows
@@ -104,7 +105,8 @@ def _table(current: tuple[Row, ...]) -> Table:
     for row in current:
         table.add_row(
             row.name,
-            f"[{_COLOURS[row.phase]}]{row.state}[/]",
+            # Not markup: messages printed above are printed without, and redraw the table.
+            Text(row.state, style=_COLOURS[row.phase]),
             row.address,
             str(row.restarts),
             row.log,

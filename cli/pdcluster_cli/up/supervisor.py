@@ -116,6 +116,7 @@ class Supervisor:
         self._processes: dict[str, _Process] = {}
         self._killed_for: dict[str, KillReason] = {}
         self._published: EndpointsFile | None = None
+        self._published_for: Fleet | None = None
         self._failure: CliError | None = None
         self._woken = asyncio.Event()
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
@@ -295,6 +296,9 @@ class Supervisor:
 
     def _publish(self) -> None:
         """Tell the proxy which engines there are, where that has changed."""
+        if self._fleet is self._published_for:
+            return
+        self._published_for = self._fleet
         endpoints = self.endpoints
         if endpoints != self._published:
             text = endpoints.model_dump_json(by_alias=True, indent=2)

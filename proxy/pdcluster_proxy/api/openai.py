@@ -106,10 +106,14 @@ async def read_body(receive: Receive, limit: int) -> bytes:
         RejectedError: It is larger than ``limit`` bytes (413).
         ClientGoneError: The client left before its end.
     """
+    message = await receive()
+    if message["type"] == "http.request" and not message.get("more_body", False):
+        whole: bytes = message.get("body", b"")
+        if len(whole) <= limit:
+            return whole
     parts: list[bytes] = []
     size = 0
     while True:
-        message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGoneError("The client left before the request's end.")
         part = message.get("body", b"")
@@ -122,7 +126,8 @@ async def read_body(receive: Receive, limit: int) -> bytes:
             )
         parts.append(part)
         if not message.get("more_body", False):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+            return b"".join(parts)
+        message = await receive()
 
 
 def _check_encoding(encoding: bytes) -> None:

@@ -9,6 +9,8 @@ Source: the rules per field are ``routing.md`` sections 3 and 4 of the design.
 
 from __future__ import annotations
 
+import functools
+import re
 from enum import StrEnum
 from typing import Final
 
@@ -51,7 +53,9 @@ _CONNECTOR_FIELDS: Final = frozenset({"data_parallel_rank", "extra_body", "vllm_
 _CONNECTOR_PREFIX: Final = "bootstrap_"
 _CONNECTOR_SUFFIX: Final = "_transfer_params"
 # What all of the above have in common: names without any of these need no second look.
-_CONNECTOR_MARKS: Final = (_CONNECTOR_SUFFIX, _CONNECTOR_PREFIX, *sorted(_CONNECTOR_FIELDS))
+_CONNECTOR_MARKS: Final = re.compile(
+    "|".join((_CONNECTOR_SUFFIX, _CONNECTOR_PREFIX, *sorted(_CONNECTOR_FIELDS))), re.IGNORECASE
+)
 _EMPTY_VALUES: Final = frozenset({b"null", b"{}"})
 
 # The prefill leg makes one token: what asks for more, or could end it early, is taken out.
@@ -92,6 +96,11 @@ class RequestClass(StrEnum):
     """Several sequences, or rows about the prompt: one hand-off can't carry them."""
 
 
+# Reading a member off its enum costs as much as a call.
+_CHAT: Final = Api.CHAT
+_TWO_LEGS: Final = RequestClass.TWO_LEGS
+
+
 class ClientRequest(msgspec.Struct, frozen=True, gc=False):
     """One client request, its top level decoded.
 
@@ -123,15 +132,15 @@ def parse_request(body: bytes, *, api: Api, model: str) -> ClientRequest:
             exceeded (400), or another model (404).
     """
     top = _decode_top(body)
-    names = "\n".join(top).lower()
-    if any(mark in names for mark in _CONNECTOR_MARKS):
+    if _CONNECTOR_MARKS.search("\n".join(top)):
         _remove_connector_fields(top)
     _check_model(top, model)
-    prompt_field = "messages" if api is Api.CHAT else "prompt"
+    is_chat = api is _CHAT
+    prompt_field = "messages" if is_chat else "prompt"
     prompt = top.get(prompt_field)
     if prompt is None:
         raise _rejected(f"The field {prompt_field!r} is required.", prompt_field)
-    if api is Api.CHAT and _start(prompt) != b"[":
+    if is_chat and _start(prompt) != b"[":
         raise _rejected("'messages' must be a list of messages.", "messages")
     return ClientRequest(
         api,
@@ -210,7 +219,7 @@ def _is_connector_field(name: str) -> bool:
 
 def _check_model(top: Top, model: str) -> None:
     raw = top.get("model")
-    if raw is not None and bytes(raw) == b'"%b"' % model.encode():
+    if raw is not None and bytes(raw) == _quoted(model):
         return
     given = _value(top, "model")
     if given is None:
@@ -226,10 +235,15 @@ def _check_model(top: Top, model: str) -> None:
         )
 
 
+@functools.lru_cache(maxsize=8)
+def _quoted(model: str) -> bytes:
+    return msgspec.json.encode(model)
+
+
 def _classify(top: Top, api: Api) -> RequestClass:
     """Name the legs: one hand-off carries one sequence of one prompt, and no rows about it."""
-    if _DECIDES_CLASS.isdisjoint(top) and api is Api.CHAT:
-        return RequestClass.TWO_LEGS
+    if api is _CHAT and _DECIDES_CLASS.isdisjoint(top):
+        return _TWO_LEGS
     several = _count(top, "n") > 1 or _count(top, "best_of") > 1
     if several or _boolean(top, "use_beam_search"):
         return RequestClass.DECODE_ONLY

@@ -72,6 +72,9 @@ MAX_SPENT_PARAMS: Final = 1
 class State(StrEnum):
     """States of one exchange."""
 
+    # The table is looked up several times per request; Enum's own hash is a Python function.
+    __hash__ = str.__hash__
+
     NEW = "NEW"
     ADMITTED = "ADMITTED"
     PREFILLING = "PREFILLING"

@@ -76,7 +76,7 @@ def step(exchange: Exchange, event: Event, *, now: float) -> Outcome:
     Raises:
         LocalProtocolError: The pair cannot happen: a bug of ours.
     """
-    rule = TABLE.get((exchange.state, type(event)))
+    rule = _ROWS[exchange.state].get(type(event))
     if rule is None:
         raise LocalProtocolError(f"{type(event).__name__} cannot happen in {exchange.state}")
     return rule.apply(exchange, event, now)
@@ -89,22 +89,36 @@ def is_within_deadline(exchange: Exchange, now: float) -> bool:
     return now <= exchange.grant.clock_start + exchange.hand_off_s
 
 
+_ADMITTED: Final = State.ADMITTED
+_PREFILLING: Final = State.PREFILLING
+_GRANTED: Final = State.GRANTED
+_HANDING_OFF: Final = State.HANDING_OFF
+_DECODING: Final = State.DECODING
+_STREAMING: Final = State.STREAMING
+_DONE: Final = State.DONE
+_FAILED: Final = State.FAILED
+_CANCELLED: Final = State.CANCELLED
+_LEG_IS_OUT: Final = frozenset({_PREFILLING, _HANDING_OFF, _DECODING, _STREAMING})
+_REFUSED: Final = FailureKind.REFUSED
+_ENGINE_S_OWN: Final = frozenset({FailureKind.UNREACHED, FailureKind.BUSY})
+"""Failures that speak of the engine and not of the request."""
+
 # Rows ----------------------------------------------------------------------------------------
 
 
 def _admit(x: Exchange, _event: Admitted, _now: float) -> Outcome:
     first: Command = PickPrefill() if x.two_legs else PickDecode()
-    return replace(x, state=State.ADMITTED), (first,)
+    return replace(x, state=_ADMITTED), (first,)
 
 
 def _send_prefill(x: Exchange, event: PrefillPicked, _now: float) -> Outcome:
     tries = x.prefill_tries + 1
-    picked = replace(x, state=State.PREFILLING, prefill=event.endpoint, prefill_tries=tries)
+    picked = replace(x, state=_PREFILLING, prefill=event.endpoint, prefill_tries=tries)
     return picked, (SendPrefill(),)
 
 
 def _connect(x: Exchange, event: DecodePicked, _now: float) -> Outcome:
-    picked = replace(x, state=State.HANDING_OFF, decode=event.endpoint, hand_off_s=event.hand_off_s)
+    picked = replace(x, state=_HANDING_OFF, decode=event.endpoint, hand_off_s=event.hand_off_s)
     return picked, (ConnectDecode(),)
 
 
@@ -121,21 +135,18 @@ def _nobody_decodes(x: Exchange, _event: NoEndpoint, _now: float) -> Outcome:
 
 
 def _granted(x: Exchange, event: PrefillReplied, _now: float) -> Outcome:
-    return replace(x, state=State.GRANTED, grant=event.grant, prefill_tries=0), (PickDecode(),)
+    return replace(x, state=_GRANTED, grant=event.grant, prefill_tries=0), (PickDecode(),)
 
 
 def _prefill_failed(x: Exchange, event: UpstreamFailed, _now: float) -> Outcome:
     failure = event.failure
-    if failure.kind in {FailureKind.UNREACHED, FailureKind.BUSY}:
-        tries = MAX_PREFILL_TRIES
-    else:
-        tries = MAX_PREFILL_TRIES_BROKEN
-    final = failure.kind is FailureKind.REFUSED or not event.retry_allowed
+    tries = MAX_PREFILL_TRIES if failure.kind in _ENGINE_S_OWN else MAX_PREFILL_TRIES_BROKEN
+    final = failure.kind is _REFUSED or not event.retry_allowed
     if final or x.prefill_tries >= tries:
         return _fail(x, failure)
     again = replace(
         x,
-        state=State.ADMITTED,
+        state=_ADMITTED,
         prefill="",
         bad_prefill=x.bad_prefill | {x.prefill},
         failure=failure,
@@ -145,14 +156,14 @@ def _prefill_failed(x: Exchange, event: UpstreamFailed, _now: float) -> Outcome:
 
 def _connected(x: Exchange, _event: DecodeConnected, now: float) -> Outcome:
     if is_within_deadline(x, now):
-        return replace(x, state=State.DECODING), (SendDecode(),)
+        return replace(x, state=_DECODING), (SendDecode(),)
     # The lease may end before D's first heartbeat counts: nothing is sent, prefill again.
     if x.late_hand_offs >= MAX_LATE_HAND_OFFS:
         late = "The hand-off to a decode engine came too late. Retry the request."
         return _fail(x, refusal("hand-off-late", late), release=True)
     again = replace(
         x,
-        state=State.ADMITTED,
+        state=_ADMITTED,
         prefill="",
         decode="",
         grant=None,
@@ -166,7 +177,7 @@ def _connect_failed(x: Exchange, event: UpstreamFailed, _now: float) -> Outcome:
     """Class 1: D accepted nothing, so the params are still good."""
     if not event.retry_allowed:
         return _fail(x, event.failure, release=True)
-    state = State.GRANTED if x.two_legs else State.ADMITTED
+    state = _GRANTED if x.two_legs else _ADMITTED
     bad = x.bad_decode | {x.decode}
     again = replace(x, state=state, decode="", bad_decode=bad, failure=event.failure)
     return again, (PickDecode(),)
@@ -177,16 +188,16 @@ def _decode_failed(x: Exchange, event: UpstreamFailed, _now: float) -> Outcome:
     failure = event.failure
     end: tuple[Command, ...] = (EndLease(release=failure.answered),) if x.grant else ()
     final = (
-        failure.kind is FailureKind.REFUSED
+        failure.kind is _REFUSED
         or not (event.retry_allowed and event.other_decode)
         or x.spent_params >= MAX_SPENT_PARAMS
     )
     if final:
-        failed = replace(x, state=State.FAILED, grant=None)
+        failed = replace(x, state=_FAILED, grant=None)
         return failed, (AbortLeg(), *end, Refuse(failure))
     again = replace(
         x,
-        state=State.ADMITTED,
+        state=_ADMITTED,
         prefill="",
         decode="",
         grant=None,
@@ -201,39 +212,39 @@ def _decode_failed(x: Exchange, event: UpstreamFailed, _now: float) -> Outcome:
 
 def _first_event(x: Exchange, _event: FirstEvent, _now: float) -> Outcome:
     end: tuple[Command, ...] = (EndLease(release=False),) if x.grant else ()
-    return replace(x, state=State.STREAMING, grant=None), (*end, Relay())
+    return replace(x, state=_STREAMING, grant=None), (*end, Relay())
 
 
 def _answered(x: Exchange, _event: UpstreamEnded, _now: float) -> Outcome:
     end: tuple[Command, ...] = (EndLease(release=False),) if x.grant else ()
-    return replace(x, state=State.DONE, grant=None), (*end, Respond())
+    return replace(x, state=_DONE, grant=None), (*end, Respond())
 
 
 def _stream_ended(x: Exchange, _event: UpstreamEnded, _now: float) -> Outcome:
-    return replace(x, state=State.DONE), ()
+    return replace(x, state=_DONE), ()
 
 
 def _stream_failed(x: Exchange, event: UpstreamFailed, _now: float) -> Outcome:
     """Class 3: the client has seen a byte; the truncation is made visible."""
-    return replace(x, state=State.FAILED), (AbortLeg(), StreamError(event.failure))
+    return replace(x, state=_FAILED), (AbortLeg(), StreamError(event.failure))
 
 
 def _stream_overdue(x: Exchange, event: DeadlinePassed, _now: float) -> Outcome:
-    return replace(x, state=State.FAILED), (AbortLeg(), StreamError(event.failure))
+    return replace(x, state=_FAILED), (AbortLeg(), StreamError(event.failure))
 
 
 def _client_gone(x: Exchange, _event: ClientGone, _now: float) -> Outcome:
     """Close what is out. Only where no engine can read any more is the lease released."""
     commands: list[Command] = []
-    if x.state in {State.PREFILLING, State.HANDING_OFF, State.DECODING, State.STREAMING}:
+    if x.state in _LEG_IS_OUT:
         commands.append(AbortLeg())
     if x.grant is not None:
-        commands.append(EndLease(release=x.state is not State.DECODING))
-    return replace(x, state=State.CANCELLED, grant=None), tuple(commands)
+        commands.append(EndLease(release=x.state is not _DECODING))
+    return replace(x, state=_CANCELLED, grant=None), tuple(commands)
 
 
 def _overdue(x: Exchange, event: DeadlinePassed, _now: float) -> Outcome:
-    return _fail(x, event.failure, release=x.state is not State.DECODING)
+    return _fail(x, event.failure, release=x.state is not _DECODING)
 
 
 def _stay(x: Exchange, _event: ClientGone | DeadlinePassed, _now: float) -> Outcome:
@@ -243,12 +254,12 @@ def _stay(x: Exchange, _event: ClientGone | DeadlinePassed, _now: float) -> Outc
 
 def _fail(x: Exchange, failure: Failure, *, release: bool = True) -> Outcome:
     commands: list[Command] = []
-    if x.state in {State.PREFILLING, State.HANDING_OFF, State.DECODING}:
+    if x.state in _LEG_IS_OUT:
         commands.append(AbortLeg())
     if x.grant is not None:
         commands.append(EndLease(release=release))
     commands.append(Refuse(failure))
-    return replace(x, state=State.FAILED, grant=None), tuple(commands)
+    return replace(x, state=_FAILED, grant=None), tuple(commands)
 
 
 _LEAVE: Final = Rule(_client_gone, (State.CANCELLED,))
@@ -294,6 +305,12 @@ TABLE: Final[Mapping[tuple[State, type[Event]], Rule]] = {
     (State.FAILED, DeadlinePassed): Rule(_stay, (State.FAILED,)),
     (State.CANCELLED, ClientGone): Rule(_stay, (State.CANCELLED,)),
     (State.CANCELLED, DeadlinePassed): Rule(_stay, (State.CANCELLED,)),
+}
+
+# The same by state, so that a step makes no tuple. Reading a member off its enum costs more than a
+# whole row here, hence the names below.
+_ROWS: Final[Mapping[State, Mapping[type[Event], Rule]]] = {
+    state: {event: rule for (of, event), rule in TABLE.items() if of is state} for state in State
 }
 
 _PICKS: Final = (PrefillPicked, DecodePicked, NoEndpoint)

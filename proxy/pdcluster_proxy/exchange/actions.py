@@ -73,7 +73,16 @@ from pdcluster_proxy.exchange.engine_answers import (
 from pdcluster_proxy.exchange.story import Story
 from pdcluster_proxy.exchange.worker import Worker
 
-__all__ = ["Actions"]
+__all__ = ["ACTIONS", "Actions"]
+
+# Reading a member off its enum costs as much as a call: the hot path does it here, once.
+_GRANTED: Final = LeaseEventKind.GRANTED
+_HANDED_OFF: Final = LeaseEventKind.HANDED_OFF
+_ENDED: Final = LeaseEventKind.ENDED
+_SUCCEEDED: Final = OutcomeKind.SUCCEEDED
+_PREFILL: Final = Leg.PREFILL
+_DECODE: Final = Leg.DECODE
+_TWO_LEGS: Final = RequestClass.TWO_LEGS
 
 _ANSWERED: Final = frozenset({State.STREAMING, State.DONE})
 """Where a lease ends because D's answer has begun."""
@@ -104,7 +113,7 @@ class Actions:
         self._headers = headers
         self._client = client
         # This is all the mutable state.
-        self.x = Exchange(two_legs=request.request_class is RequestClass.TWO_LEGS)
+        self.x = Exchange(two_legs=request.request_class is _TWO_LEGS)
         self.story = Story(worker, request, client.request_id)
         self.is_overdue = False
         self.deadline_at = self.story.started_at + worker.bounds.request_s
@@ -119,20 +128,11 @@ class Actions:
         self._answer = b""
         self._leg_id = ""
 
-    async def execute(self, commands: tuple[Command, ...]) -> Event | None:
-        """Execute commands in order; at most the last one brings an event."""
-        event: Event | None = None
-        for command in commands:
-            waits, act = _ACTIONS[type(command)]
-            result = act(self, command)
-            event = await result if waits else result
-        return event
-
     def close(self) -> None:
         """Give back whatever is still held, on whichever way out."""
         self.abort_leg()
         if self.x.grant is not None:
-            self._lease_event(LeaseEventKind.ENDED, 0.0)
+            self._lease_event(_ENDED, 0.0)
 
     def overrun(self) -> None:
         """Cut a relayed stream whose time is over; the relay then ends by itself."""
@@ -167,24 +167,24 @@ class Actions:
         self._leg_id = f"{client.request_id}-{worker.new_id()}"
         self._enter(endpoint, self._request.prompt_tokens)
         sent_at = worker.clock()
+        left_s = self._first_byte_s(sent_at)
         try:
-            connection = await self._connect(endpoint)
+            connection = await self._connect(endpoint, left_s)
             body = prefill_body(self._request)
             connection.send(self._head(endpoint, len(body)), body)
-            left_s = self._first_byte_s()
             head = await connection.head(timeout_s=left_s)
             answer = await connection.collect(worker.bounds.max_answer_bytes, timeout_s=left_s)
             if head.status != HTTP_OK:
-                return self._failed(Leg.PREFILL, endpoint, bad_status(Leg.PREFILL, head, answer))
+                return self._failed(_PREFILL, endpoint, bad_status(_PREFILL, head, answer))
             params, usage = parse_prefill_reply(answer)
             check_address(params, endpoint)
         except ProxyError as error:
-            return self._failed(Leg.PREFILL, endpoint, failure_of_error(Leg.PREFILL, error))
+            return self._failed(_PREFILL, endpoint, failure_of_error(_PREFILL, error))
         self._succeeded(endpoint)
         now = worker.clock()
         started = clock_start(answered_at=now, last_tick_at=worker.last_tick_at)
         self._params, self._usage = params, usage
-        self._lease_event(LeaseEventKind.GRANTED, now - started)
+        self._lease_event(_GRANTED, now - started)
         self.story.granted(endpoint, params, usage, self._leg_id, now - sent_at)
         return PrefillReplied(Grant(params.request_id, started))
 
@@ -240,9 +240,9 @@ class Actions:
         assert endpoint is not None, "picked before it is connected"
         self._enter(endpoint, 0)
         try:
-            await self._connect(endpoint)
+            await self._connect(endpoint, self._first_byte_s(self._worker.clock()))
         except ProxyError as error:
-            return self._failed(Leg.DECODE, endpoint, failure_of_error(Leg.DECODE, error))
+            return self._failed(_DECODE, endpoint, failure_of_error(_DECODE, error))
         return DecodeConnected()
 
     async def send_decode(self, _command: SendDecode) -> Event:
@@ -256,17 +256,18 @@ class Actions:
             self._leg_id = f"{self._client.request_id}-{worker.new_id()}"
         body = decode_body(self._request, params.raw if params is not None else None)
         connection.send(self._head(endpoint, len(body)), body)
-        left_s, is_held = self._first_byte_s(), False
+        now = worker.clock()
+        left_s, is_held = self._first_byte_s(now), False
         if grant is not None:
-            age_s = worker.clock() - grant.clock_start
-            self._lease_event(LeaseEventKind.HANDED_OFF, age_s)
+            age_s = now - grant.clock_start
+            self._lease_event(_HANDED_OFF, age_s)
             self.story.handed_off(age_s)
             hold_s = max(0.0, worker.bounds.max_hold_s - age_s)
             left_s, is_held = min(left_s, hold_s), hold_s < left_s
         reply = await self._begun_answer(connection, left_s)
         if isinstance(reply, Failure):
             failure = self._as_hold(reply) if is_held else reply
-            return self._failed(Leg.DECODE, endpoint, failure)
+            return self._failed(_DECODE, endpoint, failure)
         self._decode_answered(endpoint)
         if reply is None:
             return FirstEvent()
@@ -285,14 +286,14 @@ class Actions:
                 return refused_event(event)
             body = await connection.collect(bounds.max_answer_bytes, timeout_s=left_s)
             if head.status != HTTP_OK:
-                return bad_status(Leg.DECODE, head, body)
+                return bad_status(_DECODE, head, body)
             return client_answer(body, self._usage)
         except ProxyError as error:
-            return failure_of_error(Leg.DECODE, error)
+            return failure_of_error(_DECODE, error)
 
     def _decode_answered(self, endpoint: EndpointView) -> None:
         """D's answer has begun: it has read the blocks, and the pair has met."""
-        self._outcome = Outcome(endpoint.name, OutcomeKind.SUCCEEDED)
+        self._outcome = Outcome(endpoint.name, _SUCCEEDED)
         grant, params = self.x.grant, self._params
         age_s = 0.0
         if grant is not None and params is not None:
@@ -349,14 +350,13 @@ class Actions:
         self._worker.legs.enter(endpoint.name, prompt_tokens)
 
     def _succeeded(self, endpoint: EndpointView) -> None:
-        self._outcome = Outcome(endpoint.name, OutcomeKind.SUCCEEDED)
+        self._outcome = Outcome(endpoint.name, _SUCCEEDED)
         self._close_leg()
 
-    async def _connect(self, endpoint: EndpointView) -> EngineConnection:
+    async def _connect(self, endpoint: EndpointView, left_s: float) -> EngineConnection:
         worker = self._worker
         self._connection = connection = await worker.engines.connect(
-            Address(endpoint.host, endpoint.port),
-            timeout_s=min(worker.bounds.connect_s, self._remaining_s()),
+            Address(endpoint.host, endpoint.port), timeout_s=min(worker.bounds.connect_s, left_s)
         )
         return connection
 
@@ -365,11 +365,10 @@ class Actions:
         path = PATHS[self._request.api]
         return leg_head(path, authority, self._headers, self._leg_id, body_len)
 
-    def _remaining_s(self) -> float:
-        return max(0.001, self.deadline_at - self._worker.clock())
-
-    def _first_byte_s(self) -> float:
-        return min(self._worker.bounds.first_byte_s, self._remaining_s())
+    def _first_byte_s(self, now: float) -> float:
+        """Seconds a leg may take until its answer begins: the bound, or what the request has."""
+        left_s = self.deadline_at - now
+        return min(self._worker.bounds.first_byte_s, left_s) if left_s > 0 else 0.0
 
     def _failed(self, leg: Leg, endpoint: EndpointView, failure: Failure) -> Event:
         """Report a leg's bad end and gather what the decision needs."""
@@ -416,7 +415,7 @@ class Actions:
     def end_lease(self, command: EndLease) -> None:
         """Take the lease out of the ledger; the keeper, where there is one, does the releasing."""
         was_read = self.x.state in _ANSWERED
-        self._lease_event(LeaseEventKind.ENDED, 0.0, release=command.release, was_read=was_read)
+        self._lease_event(_ENDED, 0.0, release=command.release, was_read=was_read)
 
     # The client's answer --------------------------------------------------------------------
 
@@ -441,7 +440,7 @@ class Actions:
         params, prefill, decode = self._params, self._prefill, None
         if params is None or prefill is None:
             return
-        if was_read or kind is LeaseEventKind.HANDED_OFF:
+        if was_read or kind is _HANDED_OFF:
             decode = self._decode
         self._worker.companion.lease(
             LeaseEvent(
@@ -453,7 +452,7 @@ class Actions:
                 decode.name if decode is not None else "",
                 decode.incarnation if decode is not None else 0,
                 # What a keeper needs; without one nobody looks at it.
-                params.raw if self._worker.keeper and kind is LeaseEventKind.GRANTED else b"",
+                params.raw if self._worker.keeper and kind is _GRANTED else b"",
                 release,
             )
         )
@@ -461,13 +460,13 @@ class Actions:
 
 def _broken_stream(code: str, message: str) -> UpstreamFailed:
     return UpstreamFailed(
-        Leg.DECODE, Failure(FailureKind.BROKEN, 502, code, f"{message} The answer is cut short.")
+        _DECODE, Failure(FailureKind.BROKEN, 502, code, f"{message} The answer is cut short.")
     )
 
 
 # The rows' keys fix the commands' types; a mapping of methods can't say so to the checker.
 _Act: TypeAlias = Callable[[Actions, Any], Any]
-_ACTIONS: Final[Mapping[type[Command], tuple[bool, _Act]]] = {
+ACTIONS: Final[Mapping[type[Command], tuple[bool, _Act]]] = {
     PickPrefill: (False, Actions.pick_prefill),
     SendPrefill: (True, Actions.send_prefill),
     PickDecode: (False, Actions.pick_decode),
@@ -481,4 +480,4 @@ _ACTIONS: Final[Mapping[type[Command], tuple[bool, _Act]]] = {
     Refuse: (True, Actions.refuse),
     StreamError: (True, Actions.stream_error),
 }
-"""Whether a command's method is awaited, and the method."""
+"""Whether a command's method is awaited, and the method; each returns an event or None."""

@@ -25,7 +25,7 @@ from pdcluster_proxy.core.exchange_table import step
 from pdcluster_proxy.core.failures import Failure, FailureKind
 from pdcluster_proxy.core.headers import ClientHeaders
 from pdcluster_proxy.errors import RejectedError
-from pdcluster_proxy.exchange.actions import Actions
+from pdcluster_proxy.exchange.actions import ACTIONS, Actions
 from pdcluster_proxy.exchange.answer import ClientSide
 from pdcluster_proxy.exchange.worker import Worker
 
@@ -79,7 +79,12 @@ class Runner:
         while event is not None:
             actions.x, commands = step(actions.x, event, now=clock())
             try:
-                event = await actions.execute(commands)
+                # In order; at most the last one brings an event.
+                for command in commands:
+                    waits, act = ACTIONS[type(command)]
+                    event = await act(actions, command) if waits else act(actions, command)
+                if not commands:
+                    event = None
             except asyncio.CancelledError:
                 event = self._interruption()
                 if event is None:

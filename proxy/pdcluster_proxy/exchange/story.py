@@ -19,6 +19,7 @@ from pdcluster_proxy.exchange.worker import Worker
 __all__ = ["Story"]
 
 EVENT = "exchange.complete"
+_CANCELLED = State.CANCELLED
 
 
 class Story:
@@ -38,7 +39,7 @@ class Story:
     def __init__(self, worker: Worker, request: ClientRequest, request_id: str) -> None:
         self._worker = worker
         self.started_at = worker.clock()
-        self._route = request.api.value
+        self._route: str = request.api
         # This is all the mutable state.
         self.code = ""
         self._num_bytes = 0
@@ -108,12 +109,12 @@ class Story:
         """Write the line and the figures of the whole."""
         worker, record = self._worker, self.record
         took_s = worker.clock() - self.started_at
-        seen = "499" if state is State.CANCELLED else str(status)
+        seen = "499" if state is _CANCELLED else str(status)
         worker.companion.count("requests_total", (self._route, seen, self.code))
         worker.companion.observe("request_seconds", (self._route,), took_s)
         if record.prefill_legs > 1:
             worker.companion.count("re_prefills_total", (), record.prefill_legs - 1)
         if worker.journal.is_on:
-            record.state, record.status, record.code = state.value, status, self.code
+            record.state, record.status, record.code = state, status, self.code
             record.duration_s = took_s
             worker.journal.write(record)

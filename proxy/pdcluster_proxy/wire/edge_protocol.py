@@ -31,10 +31,11 @@ from pdcluster_proxy.wire.relay import RELAY_EXTENSION
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from starlette.types import Scope
+    from starlette.types import ASGIApp, Scope
     from uvicorn import Config
+    from uvicorn._types import ASGI3Application
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
     from uvicorn.server import ServerState
 
@@ -199,6 +200,7 @@ class EdgeProtocol(HttpToolsProtocol):
         _loop: The event loop.
         limits: The guard's bounds.
         on_refused: Called with the code of each refusal.
+        hot: ASGI endpoints by path that POSTs reach without the application around them.
 
     Attributes:
         relay: Told of a client that is slow, catches up or leaves.
@@ -214,8 +216,10 @@ class EdgeProtocol(HttpToolsProtocol):
         *,
         limits: EdgeLimits,
         on_refused: Callable[[str], None],
+        hot: Mapping[str, ASGIApp],
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self._hot = hot
         self._limits = limits
         self._on_refused = on_refused
         # This is all the mutable state that we add.
@@ -329,6 +333,13 @@ class EdgeProtocol(HttpToolsProtocol):
             self._linger()
         elif self._phase is _Phase.ANSWER:
             self._enter(_Phase.IDLE)
+
+    @override
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        scope = cycle.scope
+        if scope["method"] == "POST":
+            app = cast("ASGI3Application", self._hot.get(scope["path"], app))
+        super()._start_asgi_task(cycle, app)
 
     # What the server's sweep calls.
 

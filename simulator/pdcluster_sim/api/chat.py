@@ -193,8 +193,8 @@ class ChatApi:
     async def _events(self, work: _Work) -> AsyncGenerator[bytes, None]:
         usage = Usage(num_prompt=len(work.prompt))
         options = work.body.stream_options
-        wants_usage = bool(options and options.include_usage)
-        continuous = bool(options and options.continuous_usage_stats)
+        wants_usage = options is not None and options.wants_usage
+        continuous = options is not None and options.wants_continuous_usage
         left = len(work.requests)
         has_begun = False
         try:

@@ -187,7 +187,7 @@ class CompletionsApi:
     async def _events(self, work: _Work) -> AsyncGenerator[bytes, None]:
         usage = Usage(num_prompt=work.num_prompt_tokens)
         options = work.body.stream_options
-        wants_usage = bool(options and options.include_usage)
+        wants_usage = options is not None and options.wants_usage
         left = len(work.requests)
         try:
             async for delta in self._run(work):
@@ -195,7 +195,7 @@ class CompletionsApi:
                 self._context.account(usage, delta.output, work.kv)
                 left -= delta.finish_reason is not None
                 chunk = self._chunk(work, [self._chunk_choice(work, delta)])
-                if options and options.continuous_usage_stats:
+                if options is not None and options.wants_continuous_usage:
                     chunk["usage"] = usage.counts()
                 if not left and not wants_usage:
                     chunk["system_fingerprint"] = self._context.fingerprint

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pdcluster_sim.api.faults import Faults
     from pdcluster_sim.api.schemas import SamplingFields
     from pdcluster_sim.api.usage import Usage
-    from pdcluster_sim.core.messages import Output
+    from pdcluster_sim.core.results import Output
     from pdcluster_sim.frontend import Frontend
     from pdcluster_sim.metrics import EngineMetrics
     from pdcluster_sim.settings import Settings

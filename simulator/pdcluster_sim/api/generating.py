@@ -17,7 +17,7 @@ from starlette.responses import Response
 from typing_extensions import override
 
 from pdcluster_sim.api.refusals import RequestRefusedError, internal_error
-from pdcluster_sim.core.messages import EngineRequest, FinishReason, Output
+from pdcluster_sim.core.messages import EngineRequest, FinishReason
 from pdcluster_sim.core.text import TextBuffer
 from pdcluster_sim.errors import EngineDeadError
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from pdcluster_sim.api.sampling import Sampling
+    from pdcluster_sim.core.results import Output
     from pdcluster_sim.frontend import Frontend
 
 __all__ = [

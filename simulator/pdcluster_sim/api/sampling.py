@@ -76,7 +76,7 @@ def read_sampling(body: SamplingFields, *, max_tokens: int | None, max_model_len
     Raises:
         RequestRefusedError: A value is out of range, status 400.
     """
-    if body.stream_options is not None and not body.stream:
+    if body.stream_options is not None and not body.stream_options.is_empty and not body.stream:
         raise bad_request(
             "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
             param="stream_options",
@@ -251,8 +251,8 @@ def engine_requests(
         raise bad_request(
             f"This model's maximum context length is {max_model_len} tokens. However, you "
             f"requested {wanted} output tokens and your prompt contains {len(prompt)} input "
-            f"tokens, for a total of {len(prompt) + wanted} tokens. Please reduce the length of the "
-            "input prompt or the number of requested output tokens. "
+            f"tokens, for a total of {len(prompt) + wanted} tokens. Please reduce the length of "
+            "the input prompt or the number of requested output tokens. "
             f"(parameter=input_tokens, value={len(prompt)})",
             param="input_tokens",
         )

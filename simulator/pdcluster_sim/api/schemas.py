@@ -29,8 +29,23 @@ __all__ = [
 class StreamOptions(msgspec.Struct):
     """``stream_options``."""
 
-    include_usage: bool | None = False
-    continuous_usage_stats: bool | None = False
+    include_usage: bool | msgspec.UnsetType | None = msgspec.UNSET
+    continuous_usage_stats: bool | msgspec.UnsetType | None = msgspec.UNSET
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is asked for: vLLM takes that even without ``stream``."""
+        return self.include_usage is msgspec.UNSET and self.continuous_usage_stats is msgspec.UNSET
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether the stream ends with a chunk of usage."""
+        return self.include_usage is True
+
+    @property
+    def wants_continuous_usage(self) -> bool:
+        """Whether every chunk carries usage."""
+        return self.continuous_usage_stats is True
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):

@@ -27,15 +27,9 @@ from pdcluster_lease.lease import (
     Sweep,
 )
 from pdcluster_lease.wire import Heartbeat, TransferComplete, encode_notification
-from pdcluster_sim.core.messages import (
-    Effect,
-    FinishReason,
-    HandshakeFailed,
-    HandshakeSucceeded,
-    Notice,
-    TransferFailed,
-)
+from pdcluster_sim.core.messages import Effect, FinishReason, HandshakeFailed, HandshakeSucceeded
 from pdcluster_sim.core.peers import Peers, PendingNote, PendingRead
+from pdcluster_sim.core.results import Notice, TransferFailed
 from pdcluster_sim.errors import EngineDeadError
 
 if TYPE_CHECKING:

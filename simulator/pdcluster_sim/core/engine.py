@@ -8,7 +8,6 @@ that a step longer than the extension loses leases here as it does in vLLM.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
 
 from pdcluster_lease.wire import Heartbeat, TransferComplete
@@ -21,17 +20,13 @@ from pdcluster_sim.core.messages import (
     HandshakeFailed,
     HandshakeSucceeded,
     Input,
-    LoadFailed,
-    Notice,
-    Output,
     PeerLost,
     ReadArrived,
     ReadBroke,
     RefuseUnread,
-    RequestStats,
     Submit,
-    TransferFailed,
 )
+from pdcluster_sim.core.results import LoadFailed, Notice, Output, RequestStats, TransferFailed
 from pdcluster_sim.core.scheduler import Planned, Scheduler, SchedulerLimits
 from pdcluster_sim.core.sequences import BlockMemory, Sequence, SequenceState
 from pdcluster_sim.errors import EngineDeadError
@@ -42,53 +37,7 @@ if TYPE_CHECKING:
     from pdcluster_lease.timing import LeaseTiming
     from pdcluster_sim.core.latency import LatencyModel
 
-__all__ = ["Advance", "EngineCore", "EngineGauges"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Advance:
-    """What one call of :meth:`EngineCore.advance` brought about.
-
-    Attributes:
-        outputs: For HTTP.
-        effects: For the engine's thread to do.
-        notices: To count and log.
-        step_tokens: Tokens computed in the step that ended, or None where none did.
-        next_at: When to call again at the latest, or None where only an input can change anything.
-    """
-
-    outputs: tuple[Output, ...]
-    effects: tuple[Effect, ...]
-    notices: tuple[Notice, ...]
-    step_tokens: int | None
-    next_at: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineGauges:
-    """Figures of one moment.
-
-    Attributes:
-        num_running: Requests in the batch.
-        num_waiting: Requests that are not.
-        num_deferred: Those of them that wait for a peer's blocks.
-        num_to_fetch: Waiting requests that will read a peer's blocks.
-        num_fetching: Requests whose blocks are being read.
-        num_fetched: Requests whose blocks have arrived and that wait to run.
-        kv_usage: Share of blocks in use, leased ones included, 0 to 1.
-        num_leases: Leases held as P.
-        num_tracked: Remote leases being renewed as D.
-    """
-
-    num_running: int
-    num_waiting: int
-    num_deferred: int
-    num_to_fetch: int
-    num_fetching: int
-    num_fetched: int
-    kv_usage: float
-    num_leases: int
-    num_tracked: int
+__all__ = ["EngineCore"]
 
 
 class EngineCore:
@@ -305,6 +254,8 @@ class EngineCore:
     def _begin(self, *, now: float) -> None:
         planned = self._scheduler.plan(now=now)
         self._notices += planned.notices
+        # Without work nobody has to look again soon: what is missing is blocks, and those come
+        # back by a lease's end, a notification or a read, each of which wakes the engine.
         if planned.work:
             self._step = (planned, now + self._latency.step_s(planned.num_prefill_tokens))
 

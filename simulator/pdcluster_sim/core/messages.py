@@ -1,7 +1,7 @@
-"""What goes into the engine's core and what comes out.
+"""What goes into the engine's core, and what it wants done.
 
-Pure. Inputs come from the HTTP side, the agent and the handshake thread; outputs go back to HTTP,
-effects are what the engine's thread has to do, notices are what it has to count and log.
+Pure. Inputs come from the HTTP side, the agent and the handshake thread; effects are what the
+engine's thread has to do. What else comes out is in ``results.py``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
-from pdcluster_lease.lease import Expired, LateRead, Released, Renewed
 from pdcluster_lease.wire import Heartbeat, TransferComplete
 
 if TYPE_CHECKING:
@@ -20,26 +19,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Cancel",
+    "DropPeer",
     "Effect",
     "EngineRequest",
     "FinishReason",
     "HandshakeFailed",
     "HandshakeSucceeded",
     "Input",
-    "LoadFailed",
-    "Notice",
-    "Output",
     "PeerLost",
-    "Preempted",
     "ReadArrived",
     "ReadBroke",
     "RefuseUnread",
-    "RequestStats",
     "SendNote",
     "ShakeHands",
     "StartRead",
     "Submit",
-    "TransferFailed",
 ]
 
 
@@ -189,121 +183,11 @@ class SendNote:
     is_heartbeat: bool
 
 
-Effect: TypeAlias = ShakeHands | StartRead | SendNote
-
-
-# --- outputs: what HTTP gets ----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestStats:
-    """Times and counts of one ended request; instants are monotonic seconds.
-
-    Attributes:
-        arrived_at: When it was submitted.
-        scheduled_at: When it first ran, or None.
-        first_token_at: When it had its first token, or None.
-        last_token_at: When it had its last token, or None.
-        ended_at: When it ended.
-        num_prompt_tokens: Length of its prompt.
-        num_output_tokens: Tokens generated.
-        max_tokens: Its cap.
-        num_preemptions: How often it had to give its blocks up.
-    """
-
-    arrived_at: float
-    scheduled_at: float | None
-    first_token_at: float | None
-    last_token_at: float | None
-    ended_at: float
-    num_prompt_tokens: int
-    num_output_tokens: int
-    max_tokens: int
-    num_preemptions: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """One step's news of one request.
-
-    Attributes:
-        request_id: Whose.
-        tokens: New tokens; none where it ended without one.
-        is_first: Whether the first of them is the request's first.
-        gap_s: Seconds since its last token, None for the first.
-        finish: Why it ended, or None.
-        params: P's grant, on the last output of a prefill for a remote decode.
-        num_cached_tokens: Prompt tokens found in the local prefix cache.
-        num_external_tokens: Prompt tokens read from a peer.
-        stats: On the last output only.
-    """
-
-    request_id: RequestId
-    tokens: tuple[int, ...] = ()
-    is_first: bool = False
-    gap_s: float | None = None
-    finish: FinishReason | None = None
-    params: dict[str, object] | None = None
-    num_cached_tokens: int = 0
-    num_external_tokens: int = 0
-    num_prompt_tokens: int = 0
-    stats: RequestStats | None = None
-
-
-# --- notices: what to count and log ---------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
-class Preempted:
-    """A running request gave its blocks up and waits again."""
+class DropPeer:
+    """Forget a peer that another engine has replaced at its address."""
 
-    request_id: RequestId
-
-
-@dataclass(frozen=True, slots=True)
-class TransferFailed:
-    """A handshake, a read or a notification failed; ``kind`` is vLLM's word for it."""
-
-    kind: str
-    engine_id: EngineId
-    request_id: RequestId | None
-    reason: str
+    peer: Peer
 
 
-@dataclass(frozen=True, slots=True)
-class LoadFailed:
-    """A request's KV could not be loaded; the policy decided what becomes of it."""
-
-    request_id: RequestId
-    policy: str
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixLookup:
-    """A request was looked up in the prefix cache, and remotely where it asked for that."""
-
-    num_tokens: int
-    num_hits: int
-    num_external: int
-    asked_remote: bool
-
-
-@dataclass(frozen=True, slots=True)
-class InvalidParams:
-    """Params named blocks but not whose: the request waits for ever, as in vLLM."""
-
-    request_id: RequestId
-
-
-Notice: TypeAlias = (
-    Renewed
-    | Released
-    | Expired
-    | LateRead
-    | Preempted
-    | TransferFailed
-    | LoadFailed
-    | PrefixLookup
-    | InvalidParams
-)
+Effect: TypeAlias = ShakeHands | StartRead | SendNote | DropPeer

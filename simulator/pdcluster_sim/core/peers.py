@@ -20,12 +20,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from pdcluster_lease.wire import Heartbeat, encode_notification
-from pdcluster_sim.core.messages import (
-    Effect,
-    SendNote,
-    ShakeHands,
-    StartRead,
-)
+from pdcluster_sim.core.messages import DropPeer, Effect, SendNote, ShakeHands, StartRead
 
 if TYPE_CHECKING:
     from pdcluster_lease.agent import Peer
@@ -62,6 +57,7 @@ class PendingNote:
 
 @dataclass(slots=True)
 class _Known:
+    address: tuple[str, int]
     state: PeerState = PeerState.UNKNOWN
     peer: Peer | None = None
     waiting: list[PendingRead | PendingNote] = field(default_factory=list)
@@ -85,7 +81,7 @@ class Peers:
 
     def need(self, lease: RemoteLease, what: PendingRead | PendingNote) -> tuple[Effect, ...]:
         """Read or release now if connected, else as soon as hands are shaken."""
-        known = self._known.setdefault(lease.engine_id, _Known())
+        known = self._know(lease)
         if known.state is PeerState.CONNECTED:
             assert known.peer is not None
             return (_effect(lease.engine_id, known.peer, what),)
@@ -94,7 +90,7 @@ class Peers:
 
     def beat(self, batch: HeartbeatBatch, lease: RemoteLease) -> tuple[Effect, ...]:
         """Send a heartbeat if connected; else only start a handshake, once."""
-        known = self._known.setdefault(batch.engine_id, _Known())
+        known = self._know(lease)
         if known.state is not PeerState.CONNECTED:
             return self._shake(known, lease)
         assert known.peer is not None
@@ -106,11 +102,26 @@ class Peers:
         )
 
     def succeeded(self, engine_id: EngineId, peer: Peer) -> tuple[Effect, ...]:
-        """Take note of a new peer and do what waited for it."""
-        known = self._known.setdefault(engine_id, _Known())
+        """Take note of a new peer and do what waited for it.
+
+        An engine that was met at the same address before has been replaced: its peer is dropped.
+        """
+        known = self._known.get(engine_id)
+        if known is None:
+            return (DropPeer(peer),)  # nobody wants it any more
+        replaced = [
+            (other, each.peer)
+            for other, each in self._known.items()
+            if each.address == known.address and each.peer is not None
+        ]
+        for other, _ in replaced:
+            del self._known[other]
         known.state, known.peer = PeerState.CONNECTED, peer
         waiting, known.waiting = known.waiting, []
-        return tuple(_effect(engine_id, peer, what) for what in waiting)
+        return (
+            *(DropPeer(old) for _, old in replaced),
+            *(_effect(engine_id, peer, what) for what in waiting),
+        )
 
     def failed(self, engine_id: EngineId) -> tuple[RequestId, ...]:
         """Forget what waited; return the requests whose reads will not happen."""
@@ -122,6 +133,9 @@ class Peers:
     def lost(self, engine_id: EngineId) -> None:
         """Take note that a peer is gone: the next need shakes hands anew."""
         self._known.pop(engine_id, None)
+
+    def _know(self, lease: RemoteLease) -> _Known:
+        return self._known.setdefault(lease.engine_id, _Known((lease.host, lease.port)))
 
     def _shake(self, known: _Known, lease: RemoteLease) -> tuple[Effect, ...]:
         if known.state is PeerState.SHAKING:

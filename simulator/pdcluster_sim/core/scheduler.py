@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from pdcluster_sim.core.messages import InvalidParams, Notice, Preempted, PrefixLookup
+from pdcluster_sim.core.results import InvalidParams, Notice, Preempted, PrefixLookup
 from pdcluster_sim.core.sequences import BlockMemory, Sequence, SequenceState
 
 if TYPE_CHECKING:

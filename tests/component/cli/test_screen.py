@@ -58,6 +58,7 @@ def test_on_a_terminal_the_last_table_stays() -> None:
         screen.told("a message")
     shown = output.getvalue()
     assert "a message" in shown
+    assert "[/]" not in shown
     for word in ("PROGRAM", "STATE", "prefill-0", "ready", "proxy", "starting", "prefill-0.log"):
         assert word in shown
 

@@ -285,3 +285,27 @@ async def test_an_http_1_0_client_gets_no_chunks() -> None:
         answer = await server.exchange(request(line=b"GET /x HTTP/1.0"))
         assert status_and_body(answer) == (200, b"abcd")
         assert b"transfer-encoding" not in answer
+
+
+async def test_hot_paths_reach_their_endpoint_without_the_application() -> None:
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async with edge(app, hot={"/hot": echo}) as server:
+
+        async def status(line: bytes) -> int:
+            return status_and_body(await server.exchange(request(b"Connection: close", line=line)))[
+                0
+            ]
+
+        assert await status(b"POST /hot HTTP/1.1") == 200
+        assert await status(b"POST http://a/hot?x=1 HTTP/1.1") == 200
+        assert await status(b"GET /hot HTTP/1.1") == 404
+        assert await status(b"POST /hot/ HTTP/1.1") == 404
+        assert await status(b"POST /cold HTTP/1.1") == 404
+        answer = await server.exchange(
+            request(line=b"POST /hot HTTP/1.1")
+            + request(b"Connection: close", line=b"POST /cold HTTP/1.1")
+        )
+        assert [part[:3] for part in answer.split(b"HTTP/1.1 ")[1:]] == [b"200", b"404"]

@@ -23,7 +23,7 @@ from tests.support.scripted_engine import (
 
 from pdcluster_proxy.core.ports import RelayEnd, RelayOutcome
 from pdcluster_proxy.wire.engine_client import EngineClient, request_head
-from pdcluster_proxy.wire.relay import end_stream, relay_stream, watch_client
+from pdcluster_proxy.wire.relay import answer, end_stream, relay_stream, watch_client
 
 EVENT = b'data: {"id": 1}\n\n'
 MARKED = b'data: {"usage": 1}\n\n'
@@ -387,3 +387,81 @@ async def test_a_closed_watch_is_silent(hides_extension: bool) -> None:
             await is_over.wait()
         await eventually(lambda: server.num_tasks == 0)
     assert called == []
+
+
+# Whole answers.
+
+
+@pytest.mark.parametrize("hides_extension", [False, True], ids=["extension", "messages"])
+@pytest.mark.parametrize("get", [GET_CLOSE, GET_1_0], ids=["1.1", "1.0"])
+async def test_a_whole_answer_arrives(
+    hides_extension: bool,
+    get: bytes,
+) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        if hides_extension:
+            scope["extensions"] = {}
+        headers = [(b"content-length", b"3"), (b"x-a", b"1")]
+        await answer(scope, send, status=201, headers=headers, body=b"abc")
+
+    async with edge(app) as server:
+        head, _, body = (await server.exchange(get)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 201 Created\r\n")
+    assert b"\r\nx-a: 1" in head
+    assert b"\r\nconnection: close" in head
+    assert body == b"abc"
+
+
+async def test_whole_answers_keep_the_connection_and_their_order() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        headers = [(b"content-length", b"2")]
+        await answer(scope, send, status=200, headers=headers, body=scope["path"].encode())
+
+    async with edge(app) as server:
+        one = b"GET /1 HTTP/1.1\r\nHost: a\r\n\r\n"
+        two = b"GET /2 HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+        pipelined = await server.exchange(one + one + two)
+        in_turn = await server.exchange(one, one, two)
+    for got in (pipelined, in_turn):
+        assert [part[-2:] for part in got.split(b"HTTP/1.1 200 OK")[1:]] == [b"/1", b"/1", b"/2"]
+
+
+async def test_an_answer_with_a_line_end_in_a_field_is_not_sent() -> None:
+    failures: list[BaseException] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        fields = [(b"content-length", b"0"), (b"x-a", b"1\r\nx-b: 2")]
+        try:
+            await answer(scope, send, status=200, headers=fields, body=b"")
+        except ValueError as error:
+            failures.append(error)
+            await answer(scope, send, status=500, headers=fields[:1], body=b"")
+
+    async with edge(app) as server:
+        got = await server.exchange(GET_CLOSE)
+    assert got.startswith(b"HTTP/1.1 500 ")
+    assert len(failures) == 1
+
+
+async def test_an_answer_to_a_client_that_left_goes_nowhere() -> None:
+    gone = asyncio.Event()
+    is_over = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        watch_client(scope, receive).on_gone(gone.set)
+        await gone.wait()
+        await answer(scope, send, status=200, headers=[(b"content-length", b"0")], body=b"")
+        is_over.set()
+
+    async with edge(app) as server:
+        _, writer = await server.open()
+        writer.write(GET)
+        await eventually(lambda: server.num_tasks == 1)
+        writer.close()
+        async with asyncio.timeout(TIMEOUT_S):
+            await is_over.wait()
+        await eventually(lambda: server.num_tasks == 0)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from starlette.types import ASGIApp
 
 from pdcluster_sim.api.admin import EngineHandles
 from pdcluster_sim.api.context import ApiContext
@@ -18,6 +17,11 @@ from pdcluster_sim.engine import Engine
 from pdcluster_sim.flags import parse_settings
 from pdcluster_sim.frontend import Frontend
 from pdcluster_sim.metrics import EngineMetrics
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from starlette.types import ASGIApp
 
 FAST = ("--sim-step-time-ms", "1", "--sim-prefill-tokens-per-second", "0", "--sim-admin")
 
@@ -44,7 +48,8 @@ class Served:
     async def running(self, *, within_s: float = 5.0) -> None:
         """Wait until a request runs."""
         async with asyncio.timeout(within_s):
-            while self.frontend.gauges is None or not self.frontend.gauges.num_running:
+            # The engine's thread sets figures, no event.
+            while self.frontend.gauges is None or not self.frontend.gauges.num_running:  # noqa: ASYNC110 - see above
                 await asyncio.sleep(0.005)
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from tests.component.simulator.conftest import Served
 
 from pdcluster_sim.api.admin import EngineHandles
 from pdcluster_sim.app import create_app
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.component.simulator.conftest import Served
 
 COMPLETION = {"model": "tiny", "prompt": "river " * 40, "max_tokens": 8, "ignore_eos": True}
 

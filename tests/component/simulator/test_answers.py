@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from tests.component.simulator.conftest import Served
 
 from pdcluster_sim.core.tokens import decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.component.simulator.conftest import Served
 
 PROMPT = "the old engineer carries a letter"
 COMPLETION: dict[str, object] = {"model": "tiny", "prompt": PROMPT, "max_tokens": 12}
@@ -129,20 +133,21 @@ async def test_cached_tokens_are_reported_only_where_the_engine_was_told_to(
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_stop_string_ends_the_answer_before_itself(served: Served, path: str) -> None:
-    full = text_of(choices_of(await answer(served, path))[0])
+    full = text_of(choices_of(await answer(served, path, ignore_eos=True))[0])
     stop = full.split()[3]
-    whole = await answer(served, path, stop=[stop])
+    whole = await answer(served, path, stop=[stop], ignore_eos=True)
     (choice,) = choices_of(whole)
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
     assert text_of(choice) == full[: full.index(stop)]
-    assert text_of(choice) == whole_text(await stream(served, path, stop=stop))
+    assert text_of(choice) == whole_text(await stream(served, path, stop=stop, ignore_eos=True))
     await served.idle()
 
 
 async def test_a_stop_string_may_be_kept(served: Served) -> None:
-    full = text_of(choices_of(await answer(served, "/v1/completions"))[0])
+    full = text_of(choices_of(await answer(served, "/v1/completions", ignore_eos=True))[0])
     stop = full.split()[3]
-    kept = await answer(served, "/v1/completions", stop=stop, include_stop_str_in_output=True)
+    fields = {"stop": stop, "ignore_eos": True, "include_stop_str_in_output": True}
+    kept = await answer(served, "/v1/completions", **fields)
     assert text_of(choices_of(kept)[0]) == full[: full.index(stop) + len(stop)]
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 from tests.support.fake_agent import FakeAgent, FakeNetwork
 
-from pdcluster_lease.agent import Agent
 from pdcluster_lease.engine_params import GrantingEngine, read_request_params
 from pdcluster_lease.errors import NixlMissingError
 from pdcluster_lease.lease import Expired, LateRead, Released
@@ -21,17 +20,17 @@ from pdcluster_lease.wire import AgentMetadata, HandshakePayload
 from pdcluster_sim.core.compatibility import Compatibility
 from pdcluster_sim.core.engine import EngineCore
 from pdcluster_sim.core.latency import LatencyModel
-from pdcluster_sim.core.messages import (
-    EngineRequest,
-    FinishReason,
-    Output,
-    Submit,
-    TransferFailed,
-)
+from pdcluster_sim.core.messages import EngineRequest, FinishReason, Submit
+from pdcluster_sim.core.results import Output, TransferFailed
 from pdcluster_sim.core.scheduler import SchedulerLimits
 from pdcluster_sim.engine_thread import AbortAll, Drain, EngineNews, EngineThread, Stall
 from pdcluster_sim.handshakes import HandshakeAnswered, HandshakeUnanswered
 from pdcluster_sim.memory import KVMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pdcluster_lease.agent import Agent
 
 NUM_BLOCKS = 32
 PROMPT = tuple(range(300, 310))

@@ -23,7 +23,12 @@ REFUSED = [
     ("/v1/completions", {**COMPLETION, "temperature": -1}, 400, "BadRequestError"),
     ("/v1/completions", {**COMPLETION, "n": 0}, 400, "BadRequestError"),
     ("/v1/completions", {**COMPLETION, "n": 2}, 400, "BadRequestError"),
-    ("/v1/completions", {**COMPLETION, "stream_options": {}}, 400, "BadRequestError"),
+    (
+        "/v1/completions",
+        {**COMPLETION, "stream_options": {"include_usage": True}},
+        400,
+        "BadRequestError",
+    ),
     ("/v1/completions", {**COMPLETION, "max_tokens": "x"}, 400, "Bad Request"),
     ("/v1/completions", {**COMPLETION, "kv_transfer_params": "x"}, 400, "Bad Request"),
     ("/v1/completions", [], 400, "Bad Request"),

@@ -30,7 +30,7 @@ def test_a_real_answer_is_read_field_by_field() -> None:
     assert params.engine_id == "92b2db4f-4527-4d43-9e60-edd151ad6326"
     assert params.request_id == "cmpl-754397b2-aff1-445b-b95c-a2a3289017cd-0-972e69ec"
     assert (params.host, params.port) == ("127.0.0.1", 5600)
-    assert params.block_ids == ((1, 2, 3, 4, 5),)
+    assert params.block_ids == [[1, 2, 3, 4, 5]]
     assert params.num_blocks == 5
     assert (params.tp_size, params.pp_size, params.dcp_size) == (1, 1, 1)
     assert params.num_tokens == 138
@@ -57,7 +57,7 @@ def test_the_bytes_stay_as_they_came(raw: bytes) -> None:
 
 def test_empty_groups_beside_a_full_one_are_legal() -> None:
     params = parse_params(ANSWER.replace(b"[[1,2,3,4,5]]", b"[[],[7],[]]"))
-    assert params.block_ids == ((), (7,), ())
+    assert params.block_ids == [[], [7], []]
     assert params.num_blocks == 1
 
 

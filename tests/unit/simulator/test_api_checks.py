@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from pdcluster_lease.params import RequestId
@@ -17,8 +19,10 @@ from pdcluster_sim.api.sampling import (
 )
 from pdcluster_sim.api.schemas import ChatRequest, CompletionRequest, SamplingFields, parse_body
 from pdcluster_sim.api.usage import Usage
-from pdcluster_sim.core.messages import EngineRequest
 from pdcluster_sim.core.tokens import encode
+
+if TYPE_CHECKING:
+    from pdcluster_sim.core.messages import EngineRequest
 
 
 def completion(raw: bytes) -> CompletionRequest:
@@ -93,7 +97,11 @@ def test_numbers_may_be_texts_and_unknown_fields_are_passed_over() -> None:
         (b'{"n": 0}', None, "n must be at least 1, got 0."),
         (b'{"n": 20000}', None, "n must be at most 16384"),
         (b'{"n": 2, "temperature": 0}', None, "n must be 1 when using greedy sampling, got 2."),
-        (b'{"stream_options": {}}', "stream_options", "Stream options can only be defined"),
+        (
+            b'{"stream_options": {"include_usage": true}}',
+            "stream_options",
+            "Stream options can only be defined",
+        ),
         (b'{"stop": ""}', "stop", "stop cannot contain an empty string"),
     ],
 )

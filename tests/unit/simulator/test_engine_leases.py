@@ -13,16 +13,14 @@ from pdcluster_sim.core.messages import (
     Cancel,
     FinishReason,
     HandshakeFailed,
-    InvalidParams,
-    LoadFailed,
     PeerLost,
     ReadBroke,
     RefuseUnread,
     SendNote,
     ShakeHands,
     StartRead,
-    TransferFailed,
 )
+from pdcluster_sim.core.results import InvalidParams, LoadFailed, TransferFailed
 from pdcluster_sim.errors import EngineDeadError
 
 PROMPT = tuple(range(300, 310))

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tests.support.sim_rig import BLOCK_SIZE, PREFILL_TOKENS_PER_S, STEP_S, Rig
 
 from pdcluster_lease.params import RequestId
-from pdcluster_sim.core.messages import FinishReason, Preempted, PrefixLookup
+from pdcluster_sim.core.messages import FinishReason
+from pdcluster_sim.core.results import Preempted, PrefixLookup
 from pdcluster_sim.core.tokens import END_TOKEN
 
 PROMPT = tuple(range(300, 310))  # two full blocks and a half
@@ -149,6 +150,21 @@ def test_without_a_free_block_the_last_one_gives_way_and_still_answers_right() -
     assert stats is not None
     assert stats.num_preemptions > 0
     assert rig.usage == 0.0
+
+
+def test_a_request_that_gave_way_to_a_lease_runs_again_when_that_ends() -> None:
+    # A lease pins what the only running request needs: it gives its own blocks up, and nobody
+    # else is there to wake the engine.
+    plain = Rig().complete(PROMPT, max_tokens=20)
+    rig = Rig(num_blocks=8, prefix_caching=False)
+    rig.prefill(PROMPT[::-1])
+    rig.submit(PROMPT, max_tokens=12)
+    rig.advance()
+    while not rig.is_over(R):
+        assert rig.next_at is not None
+        rig.advance(max(0.0, rig.next_at - rig.now))
+    assert len(rig.noticed(Preempted)) == 1
+    assert plain[:12] == rig.tokens(R)
 
 
 def test_a_request_that_does_not_fit_yet_waits() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pdcluster_sim.errors import FlagError
 from pdcluster_sim.flags import INERT_SWITCHES, INERT_VALUES, parse_settings
-from pdcluster_sim.settings import Settings
+
+if TYPE_CHECKING:
+    from pdcluster_sim.settings import Settings
 
 CONFIG = {
     "kv_connector": "NixlConnector",

@@ -10,10 +10,10 @@ from pdcluster_lease.params import EngineId, RemoteLease, RequestId
 from pdcluster_lease.wire import AgentMetadata
 from pdcluster_sim.core.compatibility import Compatibility
 from pdcluster_sim.core.latency import LatencyModel
-from pdcluster_sim.core.messages import SendNote, ShakeHands, StartRead
+from pdcluster_sim.core.messages import DropPeer, SendNote, ShakeHands, StartRead
 from pdcluster_sim.core.peers import Peers, PeerState, PendingNote, PendingRead
 
-P = EngineId("p")
+P, Q = EngineId("p"), EngineId("q")
 LEASE = RemoteLease(engine_id=P, request_id=RequestId("l"), host="h", port=5600)
 READ = PendingRead(RequestId("d"), (1, 2), (8, 9), b"l:1")
 BATCH = HeartbeatBatch(
@@ -83,6 +83,29 @@ def test_a_lost_peer_has_to_shake_hands_anew() -> None:
     peers.lost(P)
     assert peers.num_connected == 0
     assert peers.need(LEASE, READ) == (ShakeHands(LEASE),)
+
+
+def test_an_engine_that_another_has_replaced_at_its_address_is_forgotten() -> None:
+    peers = connected()
+    restarted = RemoteLease(engine_id=Q, request_id=RequestId("l"), host="h", port=5600)
+    peers.need(restarted, READ)
+    drop, read = peers.succeeded(Q, Peer(8))
+    assert drop == DropPeer(Peer(7))
+    assert isinstance(read, StartRead)
+    assert peers.state(P) is PeerState.UNKNOWN
+    assert peers.num_connected == 1
+
+
+def test_an_engine_at_another_address_replaces_nobody() -> None:
+    peers = connected()
+    other = RemoteLease(engine_id=Q, request_id=RequestId("l"), host="h", port=5601)
+    peers.need(other, READ)
+    assert len(peers.succeeded(Q, Peer(8))) == 1
+    assert peers.num_connected == 2
+
+
+def test_a_peer_that_nobody_wants_any_more_is_dropped() -> None:
+    assert Peers().succeeded(P, Peer(7)) == (DropPeer(Peer(7)),)
 
 
 # --- who may be a peer ----------------------------------------------------------------------------

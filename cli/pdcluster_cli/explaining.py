@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from pdcluster_api.defaults import GRACE_MARGIN_SECONDS
 from pdcluster_api.proxy_config import KeeperMode
 from pdcluster_api.support import KEEPER
 from pdcluster_api.timing import DerivedTiming, derive_timing
@@ -87,11 +88,9 @@ def _hand_off(timing: DerivedTiming, spec: PDClusterSpec) -> tuple[Figure, ...]:
     )
 
 
-def figures(spec: PDClusterSpec, timing: DerivedTiming) -> tuple[Figure, ...]:
-    """Return every derived time, in the order in which they follow from one another."""
-    lease, drain = timing.lease, spec.drain
-    length, beat, extension = lease.duration_s, lease.heartbeat_interval_s, lease.extension_s
-    held = f"max(L, decodeAdmissionTimeout) = {max(length, drain.decode_admission_timeout_seconds)}"
+def _lease(timing: DerivedTiming) -> tuple[Figure, ...]:
+    lease = timing.lease
+    length = lease.duration_s
     return (
         Figure(
             name="lease duration L",
@@ -101,24 +100,27 @@ def figures(spec: PDClusterSpec, timing: DerivedTiming) -> tuple[Figure, ...]:
         ),
         Figure(
             name="heartbeat interval",
-            seconds=beat,
+            seconds=lease.heartbeat_interval_s,
             formula=f"L // 6 = {length} // 6",
             meaning="how often a decode engine renews the leases of its waiting requests",
         ),
         Figure(
             name="lease extension",
-            seconds=extension,
+            seconds=lease.extension_s,
             formula=f"L x 2 // 3 = {2 * length} // 3",
             meaning="how long a renewed lease lasts from then; a renewal never shortens it",
         ),
-        *_hand_off(timing, spec),
+    )
+
+
+def _bounds(timing: DerivedTiming, spec: PDClusterSpec) -> tuple[Figure, ...]:
+    stated = spec.proxy.max_hold_seconds is not None
+    return (
         Figure(
             name="longest hold",
             seconds=timing.max_hold_s,
             formula=(
-                "spec.proxy.maxHoldSeconds"
-                if spec.proxy.max_hold_seconds is not None
-                else f"4 x L = 4 x {length}"
+                "spec.proxy.maxHoldSeconds" if stated else f"4 x L = 4 x {timing.lease.duration_s}"
             ),
             meaning="how long the lease keeper may hold one lease, once there is one",
         ),
@@ -128,10 +130,26 @@ def figures(spec: PDClusterSpec, timing: DerivedTiming) -> tuple[Figure, ...]:
             formula="spec.proxy.requestTimeoutSeconds",
             meaning="overall deadline of an exchange, and the longest generation",
         ),
+    )
+
+
+def _endings(timing: DerivedTiming, spec: PDClusterSpec) -> tuple[Figure, ...]:
+    lease, drain = timing.lease, spec.drain
+    longer = max(lease.duration_s, drain.decode_admission_timeout_seconds)
+    held = f"max(L, decodeAdmissionTimeout) = {longer} + extension {lease.extension_s}"
+    if drain.termination_grace_period_seconds is not None:
+        prefill = decode = "spec.drain.terminationGracePeriodSeconds"
+    else:
+        prefill = (
+            f"settle {drain.settle_seconds} + maxPrefill {drain.max_prefill_seconds} + {held} + "
+            f"{GRACE_MARGIN_SECONDS}"
+        )
+        decode = f"settle {drain.settle_seconds} + request timeout {timing.request_s}"
+    return (
         Figure(
             name="prefill --shutdown-timeout",
             seconds=timing.prefill_shutdown_s,
-            formula=f"{held} + extension {extension}",
+            formula=held,
             meaning="how long a prefill engine that was told to stop waits for its leases",
         ),
         Figure(
@@ -143,24 +161,25 @@ def figures(spec: PDClusterSpec, timing: DerivedTiming) -> tuple[Figure, ...]:
         Figure(
             name="prefill termination grace",
             seconds=timing.prefill_grace_s,
-            formula=(
-                "spec.drain.terminationGracePeriodSeconds"
-                if drain.termination_grace_period_seconds is not None
-                else f"settle {drain.settle_seconds} + maxPrefill {drain.max_prefill_seconds} + "
-                f"{held} + extension {extension} + 10"
-            ),
+            formula=prefill,
             meaning="from TERM to KILL for a prefill engine",
         ),
         Figure(
             name="decode termination grace",
             seconds=timing.decode_grace_s,
-            formula=(
-                "spec.drain.terminationGracePeriodSeconds"
-                if drain.termination_grace_period_seconds is not None
-                else f"settle {drain.settle_seconds} + request timeout {timing.request_s}"
-            ),
+            formula=decode,
             meaning="from TERM to KILL for a decode engine",
         ),
+    )
+
+
+def figures(spec: PDClusterSpec, timing: DerivedTiming) -> tuple[Figure, ...]:
+    """Return every derived time, in the order in which they follow from one another."""
+    return (
+        *_lease(timing),
+        *_hand_off(timing, spec),
+        *_bounds(timing, spec),
+        *_endings(timing, spec),
     )
 
 

@@ -112,21 +112,9 @@ async def handshake(
         pp_size=pp_size,
         form=form,
     )
-    with zmq.asyncio.Context.instance().socket(zmq.REQ) as socket:
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, _REPLY_MAX_BYTES)
-        socket.setsockopt(zmq.IPV6, int(":" in at.host))
-        socket.connect(at.endpoint)
-        sent_at = time.perf_counter()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await socket.send(request)
-                frames = await socket.recv_multipart()
-        except TimeoutError as error:
-            raise HandshakeTimeoutError(
-                f"no handshake reply from {at.endpoint} within {timeout_s} s"
-            ) from error
-        received_at = time.perf_counter()
+    sent_at = time.perf_counter()
+    frames = await _ask(at, request, timeout_s=timeout_s)
+    received_at = time.perf_counter()
     if len(frames) != _REPLY_PARTS:
         raise RemoteProtocolError(f"handshake reply of {len(frames)} frames, expected 2")
     peer_clock = decode_clock(frames[1])
@@ -136,6 +124,22 @@ async def handshake(
         clock_offset_s=peer_clock - (sent_at + received_at) / 2,
         round_trip_s=received_at - sent_at,
     )
+
+
+async def _ask(at: SideChannelAddress, request: bytes, *, timeout_s: float) -> list[bytes]:
+    with zmq.asyncio.Context.instance().socket(zmq.REQ) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, _REPLY_MAX_BYTES)
+        socket.setsockopt(zmq.IPV6, int(":" in at.host))
+        socket.connect(at.endpoint)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await socket.send(request)
+                return await socket.recv_multipart()
+        except TimeoutError as error:
+            raise HandshakeTimeoutError(
+                f"no handshake reply from {at.endpoint} within {timeout_s} s"
+            ) from error
 
 
 class SideChannelListener:

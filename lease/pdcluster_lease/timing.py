@@ -97,6 +97,11 @@ class LeaseTiming:
             return None
         if override_s is not None:
             return float(override_s)
+        cold_s = self._cold_hand_off_s()
+        return float(warm_s if met else cold_s)
+
+    def _cold_hand_off_s(self) -> int:
+        """Return the deadline of a pair that never met, or refuse a lease that leaves nothing."""
         cold_s = (
             self.duration_s
             - 2 * self.heartbeat_interval_s
@@ -118,7 +123,7 @@ class LeaseTiming:
                     f"{_OVERRIDE_FIELD}: otherwise a pair that never met can never meet."
                 ),
             )
-        return float(warm_s if met else cold_s)
+        return cold_s
 
 
 def clock_start(*, answered_at: float, last_tick_at: float) -> float:

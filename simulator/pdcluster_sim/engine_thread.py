@@ -48,6 +48,7 @@ _log = logging.getLogger(__name__)
 
 BUSY_POLL_S: Final = 0.001
 IDLE_POLL_S: Final = 0.005
+STOP_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +149,11 @@ class EngineThread:
         self._mail.put(mail)
 
     def stop(self) -> None:
-        """End the thread; idempotent."""
+        """End the thread; idempotent. One that is stalled on purpose is not waited for long."""
         self._is_stopping = True
         self._mail.put(None)
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(timeout=STOP_S)
 
     # --- the thread ---
 

@@ -11,16 +11,13 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Final, NoReturn
 
-import msgspec
 from typing_extensions import override
 
-from pdcluster_lease import defaults
-from pdcluster_lease.errors import TimingError
-from pdcluster_lease.timing import LeaseTiming
 from pdcluster_sim.core.digests import SLOT_BYTES_MIN
 from pdcluster_sim.core.latency import LatencyModel
 from pdcluster_sim.errors import FlagError
-from pdcluster_sim.settings import KVTransferSettings, Settings
+from pdcluster_sim.kv_config import PORT_MAX, parse_kv_transfer
+from pdcluster_sim.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,7 +28,6 @@ _DEFAULT_MODEL: Final = "sim"
 _DEFAULT_MAX_MODEL_LEN: Final = 8192
 _DEFAULT_BLOCK_SIZE: Final = 16
 _DEFAULT_NUM_BLOCKS: Final = 2048
-_PORT_MAX: Final = 65_535
 
 INERT_SWITCHES: Final = (
     "--aggregate-engine-logging",
@@ -132,24 +128,16 @@ def parse_settings(
         words = words[1:]
     given = _parser(prog).parse_args(words)
     model = given.model or given.model_tag or _DEFAULT_MODEL
-    max_model_len = given.max_model_len
-    num_blocks = given.num_gpu_blocks_override or max(
-        _DEFAULT_NUM_BLOCKS, 2 * max_model_len // given.block_size + 1
-    )
-    _refuse_impossible(given, num_blocks)
-    environment_key = environ.get("VLLM_API_KEY")
     return Settings(
         model=model,
         served_names=tuple(given.served_model_name or [model]),
         host=given.host or "0.0.0.0",
         port=given.port,
-        api_keys=frozenset(
-            [*(given.api_key or []), *([environment_key] if environment_key else [])]
-        ),
+        api_keys=frozenset(_api_keys(given, environ)),
         dtype=given.dtype,
         block_size=given.block_size,
-        num_blocks=num_blocks,
-        max_model_len=max_model_len,
+        num_blocks=_num_blocks(given),
+        max_model_len=given.max_model_len,
         max_num_seqs=given.max_num_seqs,
         max_num_batched_tokens=given.max_num_batched_tokens,
         prefix_caching=given.enable_prefix_caching,
@@ -157,7 +145,7 @@ def parse_settings(
         shutdown_timeout_s=given.shutdown_timeout,
         access_log=not given.disable_uvicorn_access_log,
         log_level=environ.get("VLLM_LOGGING_LEVEL", "INFO").upper(),
-        slot_bytes=given.sim_kv_bytes_per_token,
+        slot_bytes=_slot_bytes(given),
         latency=LatencyModel(
             prefill_tokens_per_s=given.sim_prefill_tokens_per_second,
             step_time_s=given.sim_step_time_ms / 1000,
@@ -165,7 +153,7 @@ def parse_settings(
         ),
         admin=given.sim_admin,
         fault_script=given.sim_fault_script,
-        kv_transfer=_kv_transfer(given.kv_transfer_config, environ),
+        kv_transfer=parse_kv_transfer(given.kv_transfer_config, environ),
     )
 
 
@@ -303,12 +291,20 @@ def _not_negative(text: str) -> float:
 
 def _port(text: str) -> int:
     value = int(text)
-    if not 1 <= value <= _PORT_MAX:
-        raise argparse.ArgumentTypeError(f"{text} is not a port (1 to {_PORT_MAX})")
+    if not 1 <= value <= PORT_MAX:
+        raise argparse.ArgumentTypeError(f"{text} is not a port (1 to {PORT_MAX})")
     return value
 
 
-def _refuse_impossible(given: argparse.Namespace, num_blocks: int) -> None:
+def _api_keys(given: argparse.Namespace, environ: Mapping[str, str]) -> list[str]:
+    from_environment = environ.get("VLLM_API_KEY")
+    return [*(given.api_key or []), *([from_environment] if from_environment else [])]
+
+
+def _num_blocks(given: argparse.Namespace) -> int:
+    """Return the number of blocks, or refuse a cache that does not hold the longest request."""
+    enough = 2 * given.max_model_len // given.block_size + 1
+    num_blocks: int = given.num_gpu_blocks_override or max(_DEFAULT_NUM_BLOCKS, enough)
     capacity = (num_blocks - 1) * given.block_size
     if capacity < given.max_model_len:
         raise FlagError(
@@ -316,81 +312,14 @@ def _refuse_impossible(given: argparse.Namespace, num_blocks: int) -> None:
             f"tokens ({num_blocks} blocks of {given.block_size}, one of them reserved). Lower it, "
             "or raise --num-gpu-blocks-override."
         )
-    if given.sim_kv_bytes_per_token % SLOT_BYTES_MIN:
+    return num_blocks
+
+
+def _slot_bytes(given: argparse.Namespace) -> int:
+    slot_bytes: int = given.sim_kv_bytes_per_token
+    if slot_bytes % SLOT_BYTES_MIN:
         raise FlagError(
             f"--sim-kv-bytes-per-token {given.sim_kv_bytes_per_token} is no multiple of "
             f"{SLOT_BYTES_MIN}."
         )
-
-
-# --- --kv-transfer-config -------------------------------------------------------------------------
-
-
-class _ExtraConfig(msgspec.Struct):
-    """What the connector reads of ``kv_connector_extra_config``; unknown keys are ignored."""
-
-    kv_lease_duration: int = defaults.KV_LEASE_DURATION_S
-    enforce_handshake_compat: bool = True
-    bidirectional_kv_xfer: bool = False
-
-
-class _KVTransferConfig(msgspec.Struct, forbid_unknown_fields=True):
-    """vLLM's ``KVTransferConfig``, whose unknown keys are refused."""
-
-    kv_connector: str | None = None
-    kv_role: str | None = None
-    engine_id: str | None = None
-    kv_buffer_device: str | None = None
-    kv_buffer_size: float | None = None
-    kv_rank: int | None = None
-    kv_parallel_size: int | None = None
-    kv_ip: str | None = None
-    kv_port: int | None = None
-    kv_connector_module_path: str | None = None
-    enable_permute_local_kv: bool = False
-    kv_load_failure_policy: str = "fail"
-    kv_connector_extra_config: _ExtraConfig = msgspec.field(default_factory=_ExtraConfig)
-
-
-_ROLES: Final = ("kv_producer", "kv_consumer", "kv_both")
-_POLICIES: Final = ("fail", "recompute")
-_CONNECTORS: Final = ("NixlConnector", "NixlPullConnector")
-
-
-def _kv_transfer(raw: str | None, environ: Mapping[str, str]) -> KVTransferSettings | None:
-    if raw is None:
-        return None
-    flag = "--kv-transfer-config"
-    try:
-        config = msgspec.json.decode(raw, type=_KVTransferConfig)
-    except msgspec.DecodeError as error:
-        raise FlagError(f"{flag}: {error}. Give one JSON object as vLLM takes it.") from error
-    extra = config.kv_connector_extra_config
-    for field, value, allowed in (
-        ("kv_connector", config.kv_connector, _CONNECTORS),
-        ("kv_role", config.kv_role, _ROLES),
-        ("kv_load_failure_policy", config.kv_load_failure_policy, _POLICIES),
-        ("bidirectional_kv_xfer", extra.bidirectional_kv_xfer, (False,)),
-    ):
-        if value not in allowed:
-            raise FlagError(f"{flag}: {field} is {value!r}; the simulator takes {allowed}.")
-    try:
-        timing = LeaseTiming.from_duration(extra.kv_lease_duration)
-    except TimingError as error:
-        raise FlagError(f"{flag}: kv_lease_duration: {error}") from error
-    return KVTransferSettings(
-        role=str(config.kv_role),
-        engine_id=config.engine_id,
-        timing=timing,
-        recomputes=config.kv_load_failure_policy == "recompute",
-        enforces_compatibility=extra.enforce_handshake_compat,
-        side_channel_host=environ.get("VLLM_NIXL_SIDE_CHANNEL_HOST", defaults.SIDE_CHANNEL_HOST),
-        side_channel_port=_side_channel_port(environ),
-    )
-
-
-def _side_channel_port(environ: Mapping[str, str]) -> int:
-    raw = environ.get("VLLM_NIXL_SIDE_CHANNEL_PORT", str(defaults.SIDE_CHANNEL_PORT))
-    if not raw.isdecimal() or not 1 <= int(raw) <= _PORT_MAX:
-        raise FlagError(f"VLLM_NIXL_SIDE_CHANNEL_PORT is {raw!r}; set it to 1..{_PORT_MAX}.")
-    return int(raw)
+    return slot_bytes

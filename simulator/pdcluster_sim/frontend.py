@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pdcluster_sim.core.messages import Cancel, EngineRequest, RefuseUnread, Submit
+from pdcluster_sim.core.messages import Cancel, EngineRequest, FinishReason, RefuseUnread, Submit
 from pdcluster_sim.engine_thread import AbortAll, Drain, EngineNews
 from pdcluster_sim.errors import EngineDeadError
 from pdcluster_sim.logs import log_notices
@@ -45,6 +46,7 @@ class Frontend:
         self._loop: asyncio.AbstractEventLoop | None = None
         # This is all the mutable state.
         self._queues: dict[RequestId, asyncio.Queue[Output | None]] = {}
+        self._completed: set[RequestId] = set()
         self._drained = asyncio.Event()
         self.died = asyncio.Event()
         self.gauges: EngineGauges | None = None
@@ -70,6 +72,13 @@ class Frontend:
         """Release the remote lease of a request that is refused before it is submitted."""
         if kv is not None and kv.do_remote_prefill:
             self.post(RefuseUnread(kv))
+
+    def completed(self, request_id: RequestId) -> None:
+        """Say that a stop string has ended an answer.
+
+        The engine aborts it then, but it is counted as stopped, as in vLLM.
+        """
+        self._completed.add(request_id)
 
     async def run(self, request: EngineRequest) -> AsyncGenerator[Output, None]:
         """Submit a request and yield its outputs; leaving early cancels it.
@@ -115,7 +124,7 @@ class Frontend:
         return True
 
     def _receive(self, news: EngineNews) -> None:
-        self._metrics.record(news)
+        self._metrics.record(replace(news, outputs=tuple(map(self._counted, news.outputs))))
         log_notices(news.notices, now=time.monotonic())
         if news.gauges is not None:
             self.gauges = news.gauges
@@ -130,3 +139,10 @@ class Frontend:
             for queue in self._queues.values():
                 queue.put_nowait(None)
             self.died.set()
+
+    def _counted(self, output: Output) -> Output:
+        """Return an output as the metrics shall see it."""
+        if output.finish is None or output.request_id not in self._completed:
+            return output
+        self._completed.discard(output.request_id)
+        return replace(output, finish=FinishReason.STOP)

@@ -65,12 +65,27 @@ def configure_logging(level: str, *, access_log: bool) -> None:
 
 
 def log_notices(notices: Iterable[Notice], *, now: float) -> None:
-    """Log what the engine's core noticed."""
+    """Log what the engine's core noticed.
+
+    Args:
+        notices: From one pass of the engine.
+        now: Monotonic seconds.
+    """
     for notice in notices:
-        _log_notice(notice, now=now)
+        match notice:
+            case Renewed() | Released() | Expired() | LateRead():
+                _log_lease(notice, now=now)
+            case TransferFailed() | LoadFailed() | InvalidParams():
+                _log_failure(notice)
+            case Preempted():
+                _log.warning("Request %s is preempted: no free KV blocks.", notice.request_id)
+            case PrefixLookup():
+                pass
+            case _:
+                assert_never(notice)
 
 
-def _log_notice(notice: Notice, *, now: float) -> None:
+def _log_lease(notice: Renewed | Released | Expired | LateRead, *, now: float) -> None:
     match notice:
         case Renewed():
             _log.debug(
@@ -81,6 +96,8 @@ def _log_notice(notice: Notice, *, now: float) -> None:
                 notice.old_expires_at,
                 notice.expires_at,
             )
+        case Released():
+            _log.debug("Request %s done sending: blocks freed", notice.request_id)
         case Expired():
             _log.warning(
                 "Releasing expired KV blocks for request %s which were retrieved by %d remote "
@@ -94,6 +111,10 @@ def _log_notice(notice: Notice, *, now: float) -> None:
                 "decode worker. They may have expired.",
                 notice.request_id,
             )
+
+
+def _log_failure(notice: TransferFailed | LoadFailed | InvalidParams) -> None:
+    match notice:
         case TransferFailed():
             _log.error(
                 "NIXL transfer failure: %s | Context: {'failure_type': '%s', 'request_id': %r, "
@@ -105,11 +126,10 @@ def _log_notice(notice: Notice, *, now: float) -> None:
                 notice.reason,
             )
         case LoadFailed():
-            verb = "Failing" if notice.policy == "fail" else "Recovered from"
             _log.error(
                 "%s 1 request(s) due to KV load failure (policy=%s, %d tokens affected). Request "
                 "IDs: {%r}",
-                verb,
+                "Failing" if notice.policy == "fail" else "Recovered from",
                 notice.policy,
                 notice.num_tokens,
                 notice.request_id,
@@ -120,11 +140,3 @@ def _log_notice(notice: Notice, *, now: float) -> None:
                 "KVTransfer",
                 notice.request_id,
             )
-        case Preempted():
-            _log.warning("Request %s is preempted: no free KV blocks.", notice.request_id)
-        case Released():
-            _log.debug("Request %s done sending: blocks freed", notice.request_id)
-        case PrefixLookup():
-            pass
-        case _:
-            assert_never(notice)

@@ -96,6 +96,8 @@ def scene(kind: EngineKind, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         proxy={"handOffDeadlineSeconds": HAND_OFF_S, "maxHoldSeconds": 60},
     )
     env = {"VLLM_LOGGING_LEVEL": "DEBUG"} if kind.name == "sim" else {}
+    # Nobody reads from D, so it does without the thread that lets an idle engine serve reads.
+    spec["spec"]["decode"]["env"] = [{"name": "NIXL_PROG_THREAD", "value": "0"}]
     with (
         kind.start(EngineSpec(name="single"), logs=folder) as (reference,),
         up_cluster(kind.name, folder / "up", spec, env=env) as cluster,

@@ -13,7 +13,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
-from pdcluster_proxy.wire.edge_protocol import EdgeLimits, EdgeProtocol
+from pdcluster_proxy.wire.edge_guard import EdgeLimits
+from pdcluster_proxy.wire.edge_protocol import EdgeProtocol
 
 SWEEP_S = 0.01
 

@@ -31,6 +31,11 @@ BLOCK_BYTES = 32_768
 
 _CONFIG_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 _POLL_S = 0.05
+GUARD = (
+    *(sys.executable, "-P", "-m", "pdcluster_cli.guard"),
+    *(f"--parent={os.getpid()}", "--grace=30", "--"),
+)
+"""Ends an engine's whole tree with it, and with the test run: vLLM's ranks outlive their server."""
 _STOP_S = 15.0
 _SERIES = re.compile(r"^(vllm:[^\s{]+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -94,11 +99,14 @@ class EngineKind:
             "VLLM_HOST_IP": host,
             "VLLM_NIXL_SIDE_CHANNEL_HOST": host,
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_port),
+            # Of real engines: a progress thread is what lets an idle P serve a late read. Nobody
+            # reads from the others, and without it an idle engine leaves the cores alone.
+            "NIXL_PROG_THREAD": "idle" if spec.role == "prefill" else "0",
         }
         log = logs / f"{self.name}-{spec.name}-{port}.log"
         with log.open("wb") as output:
-            process = subprocess.Popen(  # its own group: the whole tree can be ended
-                [*self.command, MODEL, *spec.argv(host=host, port=port)],
+            process = subprocess.Popen(
+                [*GUARD, *self.command, MODEL, *spec.argv(host=host, port=port)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -22,7 +22,7 @@ import httpx
 import psutil
 import yaml
 
-from tests.support.engines import Metrics, free_port
+from tests.support.engines import GUARD, Metrics, free_port
 
 READY_WITHIN_S = {"sim": 60.0, "vllm": 400.0}
 STOP_S = 60.0
@@ -256,7 +256,7 @@ class UpCluster:
             given[name] = {**given[name], **value} if isinstance(value, dict) else value
         file, log = folder / "proxy.json", folder / "proxy.log"
         file.write_text(json.dumps(given))
-        argv = [sys.executable, "-m", "pdcluster_proxy.main", "--config", str(file)]
+        argv = [*GUARD, sys.executable, "-m", "pdcluster_proxy.main", "--config", str(file)]
         with log.open("wb") as out:
             process = subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT)
         proxy = Proxy(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin}", log)
@@ -288,7 +288,8 @@ def up_cluster(
     file = folder / "pdcluster.yaml"
     file.write_text(yaml.safe_dump(dict(spec)))
     port, admin = free_port("127.0.0.1"), free_port("127.0.0.1")
-    argv = [sys.executable, "-m", "pdcluster_cli.main", "up", "--engine", kind, "-f", str(file)]
+    argv = [*GUARD, sys.executable, "-m", "pdcluster_cli.main", "up", "--engine", kind]
+    argv += ["-f", str(file)]
     argv += ["--port", str(port), "--admin-port", str(admin), "--workers", "1"]
     argv += ["--state-dir", str(folder / "state")]
     out = folder / "up.log"

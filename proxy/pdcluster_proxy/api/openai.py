@@ -10,7 +10,7 @@ import logging
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from pdcluster_proxy.core.bodies import Api, parse_request
 from pdcluster_proxy.core.failures import Failure, FailureKind
@@ -19,6 +19,7 @@ from pdcluster_proxy.errors import ClientGoneError, RejectedError
 from pdcluster_proxy.exchange.answer import ClientSide
 from pdcluster_proxy.exchange.runner import Runner
 from pdcluster_proxy.exchange.worker import Worker
+from pdcluster_proxy.wire.relay import take_body
 
 __all__ = ["ExchangeEndpoint", "ModelsEndpoint", "read_body"]
 
@@ -46,7 +47,7 @@ class ExchangeEndpoint:
         worker.num_uncredited += 1
         try:
             _check_encoding(headers.content_encoding)
-            body = await read_body(receive, worker.bounds.max_body_bytes)
+            body = await read_body(scope, receive, worker.bounds.max_body_bytes)
             request = parse_request(body, api=self._api, model=worker.config.model)
             await Runner(worker, request, headers, client).run()
         except RejectedError as error:
@@ -99,18 +100,19 @@ def not_found(message: str, code: str) -> Response:
     return JSONResponse({"error": error}, status_code=404)
 
 
-async def read_body(receive: Receive, limit: int) -> bytes:
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """Read a whole request body.
 
     Raises:
         RejectedError: It is larger than ``limit`` bytes (413).
         ClientGoneError: The client left before its end.
     """
-    message = await receive()
-    if message["type"] == "http.request" and not message.get("more_body", False):
-        whole: bytes = message.get("body", b"")
-        if len(whole) <= limit:
-            return whole
+    whole = take_body(scope)
+    if whole is not None and len(whole) <= limit:
+        return whole
+    message: Message = {"type": "http.request", "body": whole}
+    if whole is None:
+        message = await receive()
     parts: list[bytes] = []
     size = 0
     while True:

@@ -39,13 +39,20 @@ class ResponseHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     Attributes:
         status: HTTP status; interim (1xx) answers are never seen here.
-        headers: Lower-case names, in order, hop-by-hop fields included.
         is_event_stream: The media type is ``text/event-stream``.
+        field_lines: The header section as sent, without its blank line; read by few, so parsed on
+            demand.
     """
 
     status: int
-    headers: tuple[tuple[bytes, bytes], ...]
     is_event_stream: bool
+    field_lines: bytes = b""
+
+    @property
+    def headers(self) -> tuple[tuple[bytes, bytes], ...]:
+        """All fields in order, names in lower case, hop-by-hop fields included."""
+        fields = [line.partition(b":") for line in self.field_lines.split(b"\r\n") if line]
+        return tuple([(name.lower(), value.strip()) for name, _, value in fields])
 
 
 class RelayOutcome(StrEnum):

@@ -14,70 +14,45 @@ Source:
 
 from __future__ import annotations
 
-import re
+import asyncio
 import time
+import urllib.parse
 import uuid
-from dataclasses import dataclass
 from enum import Enum, auto
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
 import httptools
-import msgspec
 from typing_extensions import override
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from pdcluster_proxy.wire.connection_port import ConnectionPort
+from pdcluster_proxy.wire.edge_guard import (
+    EdgeLimits,
+    RefusedRequestError,
+    head_too_large,
+    judge_head,
+    judge_size,
+    malformed,
+    render,
+    too_slow,
+)
 from pdcluster_proxy.wire.relay import RELAY_EXTENSION
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
-    from starlette.types import ASGIApp, Scope
+    from starlette.types import ASGIApp
     from uvicorn import Config
-    from uvicorn._types import ASGI3Application
-    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+    from uvicorn._types import ASGI3Application, HTTPScope
     from uvicorn.server import ServerState
 
     from pdcluster_proxy.wire.leg_relay import LegRelay
 
-__all__ = ["EdgeLimits", "EdgeProtocol", "RefusedRequestError", "RequestPort"]
-
-_HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]+)(?::[0-9]{1,5})?")
-_REFUSED_METHODS = (b"TRACE", b"CONNECT")
+__all__ = ["EdgeProtocol"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EdgeLimits:
-    """Bounds on what a client may send before any application code runs.
-
-    Attributes:
-        head_bytes: Request line and fields together.
-        num_fields: Header fields; vLLM has a cap of this kind since CVE-2025-48956.
-        head_timeout_s: From the connection's or request's first byte to the end of the head.
-        body_bytes_per_s: Slowest body, measured from the head's first byte.
-        body_grace_s: A body may take this long whatever its rate.
-        keep_alive_s: Idle time between two requests of a connection.
-        linger_s: How long a refused client's bytes are read and dropped.
-    """
-
-    head_bytes: int = 64 * 1024
-    num_fields: int = 100
-    head_timeout_s: float = 10.0
-    body_bytes_per_s: float = 1024.0
-    body_grace_s: float = 10.0
-    keep_alive_s: float = 75.0
-    linger_s: float = 2.0
-
-
-class RefusedRequestError(Exception):
-    """A request that breaks a rule of the edge; raised through llhttp to stop the parser."""
-
-    def __init__(self, status: HTTPStatus, code: str, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
+_ASGI: Mapping[str, str] = {"version": "3.0", "spec_version": "2.3"}
 
 
 class _Phase(Enum):
@@ -111,85 +86,6 @@ class _AnyLength(int):
     __hash__ = int.__hash__
 
 
-class RequestPort:
-    """One request's hold on its connection: the :class:`~pdcluster_proxy.wire.relay.ClientPort`.
-
-    Args:
-        protocol: The client's connection.
-        cycle: uvicorn's record of the request.
-    """
-
-    __slots__ = ("_cycle", "_protocol")
-
-    def __init__(self, protocol: EdgeProtocol, cycle: RequestResponseCycle) -> None:
-        self._protocol = protocol
-        self._cycle = cycle
-
-    @property
-    def write(self) -> Callable[[bytes], None]:
-        """Writes bytes that are framed already."""
-        return self._protocol.transport.write
-
-    @property
-    def is_gone(self) -> bool:
-        """The client has closed its connection, or is about to be closed."""
-        return self._protocol.transport.is_closing()
-
-    def attach(self, relay: LegRelay) -> None:
-        """Tell ``relay`` of a client that is slow, catches up or leaves."""
-        self._protocol.relay = relay
-        if self._protocol.flow.write_paused:
-            relay.pause()
-
-    def detach(self) -> None:
-        """The relay has ended."""
-        self._protocol.relay = None
-
-    def on_gone(self, callback: Callable[[], None]) -> None:
-        """Call back when the client leaves."""
-        self._protocol.gone_callbacks.append(callback)
-
-    def forget(self, callback: Callable[[], None]) -> None:
-        """Do not call back any more."""
-        callbacks = self._protocol.gone_callbacks
-        if callback in callbacks:
-            callbacks.remove(callback)
-
-    def close(self) -> None:
-        """Flush what is written, then close without ending the response."""
-        self._cycle.disconnected = True  # Else uvicorn reports an answer that was not completed.
-        self._protocol.transport.close()
-
-    def answer(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
-        """Send a whole response in one write, which uvicorn would do in two.
-
-        Returns:
-            False where the client is slow to take what was written before: send it the other way.
-
-        Raises:
-            ValueError: A field has a line end in it.
-        """
-        protocol, cycle = self._protocol, self._cycle
-        if protocol.flow.write_paused:
-            return False
-        if cycle.disconnected:
-            return True
-        fields = [*protocol.server_state.default_headers, *headers]
-        if not cycle.keep_alive:
-            fields.append((b"connection", b"close"))
-        lines = [b"%b: %b\r\n" % field for field in fields]
-        head = b"".join([STATUS_LINE[status], *lines, b"\r\n"])
-        if head.count(b"\n") != len(fields) + 2:
-            raise ValueError("A response field contains a line end.")
-        cycle.response_started = cycle.response_complete = True
-        cycle.message_event.set()
-        protocol.transport.write(head + body)
-        if not cycle.keep_alive:
-            protocol.transport.close()
-        cycle.on_response()
-        return True
-
-
 class EdgeProtocol(HttpToolsProtocol):
     """One client connection.
 
@@ -203,6 +99,7 @@ class EdgeProtocol(HttpToolsProtocol):
         hot: ASGI endpoints by path that POSTs reach without the application around them.
 
     Attributes:
+        answering: The request that is being answered; pipelined ones wait for their turn.
         relay: Told of a client that is slow, catches up or leaves.
         gone_callbacks: Called once, when the client leaves.
     """
@@ -226,10 +123,13 @@ class EdgeProtocol(HttpToolsProtocol):
         self._phase = _Phase.HEAD
         self._phase_since = time.monotonic()
         self._num_phase_bytes = 0
+        # One port for all requests: one of each request's own would be a reference cycle for the
+        # garbage collector.
+        self._extensions = {RELAY_EXTENSION: ConnectionPort(self)}
+        self.answering: RequestResponseCycle | None = None
         self.relay: LegRelay | None = None
         self.gone_callbacks: list[Callable[[], None]] = []
         self._pending_refusal = b""
-        self._known_host: bytes | None = None
 
     # What the transport calls.
 
@@ -245,7 +145,7 @@ class EdgeProtocol(HttpToolsProtocol):
         except httptools.HttpParserCallbackError as error:
             cause = error.__context__
             if not isinstance(cause, RefusedRequestError):
-                cause = _malformed("its target is not valid")
+                cause = malformed("its target is not valid")
             self._refuse(cause)
         except httptools.HttpParserInvalidMethodError:
             self._refuse(
@@ -257,10 +157,10 @@ class EdgeProtocol(HttpToolsProtocol):
             # The parser has skipped any body, so what follows cannot be trusted as a request.
             self.cycle.keep_alive = False
         except httptools.HttpParserError as error:
-            self._refuse(_malformed(str(error)))
+            self._refuse(malformed(str(error)))
         else:
             if self._phase is _Phase.HEAD and self._num_phase_bytes > self._limits.head_bytes:
-                self._refuse(self._too_large())
+                self._refuse(head_too_large(self._limits))
 
     @override
     def pause_writing(self) -> None:
@@ -288,24 +188,66 @@ class EdgeProtocol(HttpToolsProtocol):
 
     @override
     def on_message_begin(self) -> None:
-        super().on_message_begin()
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
         if self._phase is not _Phase.HEAD:
             self._enter(_Phase.HEAD)
             self._num_phase_bytes = 1  # How much of this read belongs here is not known yet.
 
     @override
     def on_headers_complete(self) -> None:
-        self._guard()
-        super().on_headers_complete()
+        """Do as uvicorn does, with the guard before and the relay's port after it."""
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        self._judge(method, version)
         self._phase = _Phase.BODY  # Its time began with the head's: the clock is not asked again.
         self._num_phase_bytes = 0
-        # The application's task exists but has not run yet.
-        scope = cast("Scope", self.scope)
-        if scope["http_version"] == "1.0":
-            self.cycle.chunked_encoding = False
-            self.cycle.expected_content_length = _AnyLength()
-        elif scope["method"] != "HEAD":
-            scope["extensions"] = {RELAY_EXTENSION: RequestPort(self, self.cycle)}
+        scope = self._make_scope(method, version)
+        earlier = self.cycle
+        self.scope = cast("HTTPScope", scope)
+        self.cycle = cycle = RequestResponseCycle(
+            self.scope,
+            self.transport,
+            self.flow,
+            self.logger,
+            self.access_logger,
+            False,
+            self.server_state.default_headers,
+            asyncio.Event(),
+            self.expect_100_continue,
+            version != "1.0" and self.parser.should_keep_alive(),
+            self.on_response_complete,
+        )
+        if version == "1.0":
+            cycle.chunked_encoding = False
+            cycle.expected_content_length = _AnyLength()
+        elif method != b"HEAD":
+            scope["extensions"] = self._extensions
+        if earlier is None or earlier.response_complete:
+            self._start_asgi_task(cycle, self.app)
+        else:  # Pipelined: it has to wait for its turn.
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cycle, self.app))
+
+    def _make_scope(self, method: bytes, version: str) -> dict[str, Any]:
+        target = httptools.parse_url(self.url)
+        raw_path = target.path
+        path = raw_path.decode("ascii")
+        return {
+            "type": "http",
+            "asgi": _ASGI,
+            "http_version": version,
+            "method": method.decode("ascii"),
+            "scheme": self.scheme,
+            "path": urllib.parse.unquote(path) if "%" in path else path,
+            "raw_path": raw_path,
+            "query_string": target.query or b"",
+            "root_path": "",
+            "headers": self.headers,
+            "server": self.server,
+            "client": self.client,
+            "state": self.app_state.copy(),
+        }
 
     @override
     def on_message_complete(self) -> None:
@@ -339,7 +281,10 @@ class EdgeProtocol(HttpToolsProtocol):
         scope = cycle.scope
         if scope["method"] == "POST":
             app = cast("ASGI3Application", self._hot.get(scope["path"], app))
-        super()._start_asgi_task(cycle, app)
+        self.answering = cycle
+        task = self.loop.create_task(cycle.run_asgi(app))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
 
     # What the server's sweep calls.
 
@@ -350,7 +295,7 @@ class EdgeProtocol(HttpToolsProtocol):
         match self._phase:
             case _Phase.HEAD if elapsed > limits.head_timeout_s:
                 if self._num_phase_bytes:
-                    self._refuse(_too_slow(f"head within {limits.head_timeout_s:g} s"))
+                    self._refuse(too_slow(f"head within {limits.head_timeout_s:g} s"))
                 else:
                     self.transport.close()
             case _Phase.BODY if self.flow.read_paused:
@@ -360,7 +305,7 @@ class EdgeProtocol(HttpToolsProtocol):
                 elapsed > limits.body_grace_s
                 and self._num_phase_bytes < elapsed * limits.body_bytes_per_s
             ):
-                self._refuse(_too_slow(f"body at {limits.body_bytes_per_s:g} bytes/s or more"))
+                self._refuse(too_slow(f"body at {limits.body_bytes_per_s:g} bytes/s or more"))
             case _Phase.IDLE if elapsed > limits.keep_alive_s:
                 self.transport.close()
             case _Phase.LINGER if elapsed > limits.linger_s:
@@ -375,52 +320,28 @@ class EdgeProtocol(HttpToolsProtocol):
         self._phase_since = time.monotonic()
         self._num_phase_bytes = 0
 
-    def _guard(self) -> None:
+    def _judge(self, method: bytes, version: str) -> None:
         """Judge a complete head. Raises :class:`RefusedRequestError`."""
-        if len(self.headers) > self._limits.num_fields:
-            raise self._too_large()
-        if self._num_phase_bytes > self._limits.head_bytes:
-            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-            if size > self._limits.head_bytes:
-                raise self._too_large()
-        method = self.parser.get_method()
-        if method in _REFUSED_METHODS:
-            raise RefusedRequestError(
-                HTTPStatus.NOT_IMPLEMENTED, "method-refused", f"{method.decode()} is not served."
-            )
-        if not self.url.startswith((b"/", b"http://", b"https://")):
-            raise _malformed("its target must start with '/' or be an absolute URL")
-        self._guard_fields()
-
-    def _guard_fields(self) -> None:
-        hosts = [value for name, value in self.headers if name == b"host"]
-        is_old = self.parser.get_http_version() == "1.0"
-        if len(hosts) != 1 and not (is_old and not hosts):
-            raise _malformed(f"it has {len(hosts)} Host fields, not one")
-        if hosts and hosts[0] != self._known_host:
-            if _HOST.fullmatch(hosts[0]) is None:
-                raise _malformed("its Host field is not valid")
-            self._known_host = hosts[0]
-        if is_old and any(name == b"transfer-encoding" for name, _ in self.headers):
-            raise _malformed("HTTP/1.0 has no Transfer-Encoding")
-        if self.parser.should_upgrade() and any(
-            name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
-            for name, value in self.headers
-        ):
-            raise _malformed("it asks for an upgrade and has a body; send it without Upgrade")
-
-    def _too_large(self) -> RefusedRequestError:
-        return RefusedRequestError(
-            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-            "head-too-large",
-            f"The request's head is over {self._limits.head_bytes} bytes or"
-            f" {self._limits.num_fields} fields; send less.",
+        limits = self._limits
+        if self._num_phase_bytes > limits.head_bytes:  # Else it cannot be too large.
+            judge_size(self.url, self.headers, limits)
+        judge_head(
+            method=method,
+            target=self.url,
+            fields=self.headers,
+            is_http_1_0=version == "1.0",
+            is_upgrade=self.parser.should_upgrade(),
+            limits=limits,
         )
 
     def _refuse(self, refusal: RefusedRequestError) -> None:
         """Answer with an error, in turn where an earlier request is still being answered."""
         self._on_refused(refusal.code)
-        answer = _render(refusal, self.server_state.default_headers)
+        answer = render(
+            refusal,
+            default_fields=self.server_state.default_headers,
+            request_id=uuid.uuid4().hex,
+        )
         cycle = self.cycle
         is_current = self._phase is _Phase.BODY
         if is_current and not self.pipeline:
@@ -446,37 +367,3 @@ class EdgeProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
-
-
-def _malformed(why: str) -> RefusedRequestError:
-    return RefusedRequestError(
-        HTTPStatus.BAD_REQUEST, "malformed-request", f"The request is not valid HTTP/1.1: {why}."
-    )
-
-
-def _too_slow(what: str) -> RefusedRequestError:
-    return RefusedRequestError(
-        HTTPStatus.REQUEST_TIMEOUT, "request-too-slow", f"Send the request's {what}."
-    )
-
-
-def _render(refusal: RefusedRequestError, default_headers: list[tuple[bytes, bytes]]) -> bytes:
-    body = msgspec.json.encode(
-        {
-            "error": {
-                "message": refusal.message,
-                "type": "invalid_request_error",
-                "param": None,
-                "code": refusal.code,
-            }
-        }
-    )
-    lines = [b"HTTP/1.1 %d %b" % (refusal.status, refusal.status.phrase.encode())]
-    lines += [b"%b: %b" % field for field in default_headers]
-    lines += [
-        b"content-type: application/json",
-        b"content-length: %d" % len(body),
-        b"x-request-id: %b" % uuid.uuid4().hex.encode(),
-        b"connection: close",
-    ]
-    return b"\r\n".join(lines) + b"\r\n\r\n" + body

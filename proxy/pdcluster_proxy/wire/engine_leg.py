@@ -203,6 +203,7 @@ class EngineLeg:
             self._lost = self._lost or self._lost_error(why)
         self._num_sent = self.bytes_accepted
         self._socket = None
+        self.deliver = _ignore
         self._wake()
 
     def break_off(self, why: str) -> None:
@@ -283,7 +284,7 @@ class EngineLeg:
             if len(self._body) <= self._limit:
                 self._socket.resume_reading()
             self._awaits, self._deadline = awaits, deadline
-            self._waiter = asyncio.get_running_loop().create_future()
+            self._waiter = self._socket.loop.create_future()
             try:
                 await self._waiter
             except asyncio.CancelledError:
@@ -311,7 +312,12 @@ class EngineLeg:
         socket, self._socket = self._socket, None
         if socket is None:
             return
+        self.deliver = _ignore  # Else the leg would be a reference cycle.
         self._num_sent = max(0, self._num_sent - socket.num_unsent)
         if self._decoder is not None and self._decoder.excess:
             may_reuse = False
         socket.end_leg(may_reuse=may_reuse)
+
+
+def _ignore(_data: bytes) -> None:
+    """Where bytes go once the leg is over: nowhere."""

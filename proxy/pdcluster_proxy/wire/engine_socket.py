@@ -42,6 +42,7 @@ class EngineSocket(asyncio.Protocol):
         closed: Set once the connection has ended.
         idle_since: Monotonic instant since which it carries no leg.
         is_complete: The current leg's response has ended by its framing.
+        loop: The event loop, which costs a system call to ask for.
     """
 
     # This is all the mutable state of a connection.
@@ -58,6 +59,7 @@ class EngineSocket(asyncio.Protocol):
         "closed",
         "idle_since",
         "is_complete",
+        "loop",
     )
 
     def __init__(
@@ -76,7 +78,8 @@ class EngineSocket(asyncio.Protocol):
         self._is_broken = False
         self._is_reading_paused = False
         self._keeps_alive = False
-        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.loop = asyncio.get_running_loop()
+        self.closed: asyncio.Future[None] = self.loop.create_future()
         self.idle_since = 0.0
         self.is_complete = False
 

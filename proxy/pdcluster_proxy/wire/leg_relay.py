@@ -91,7 +91,7 @@ class LegRelay:
     ) -> None:
         self._framing = framing
         self._write = write
-        self._on_end = on_end
+        self._on_end: OnEnd = on_end
         self._left = left
         self._idle_timeout_s = idle_timeout_s
         self._source = source
@@ -193,7 +193,8 @@ class LegRelay:
         if self.done.done():
             return
         self._source = None
-        self._on_end(may_reuse=outcome in (RelayOutcome.COMPLETE, RelayOutcome.UNTERMINATED))
+        on_end, self._on_end = self._on_end, _end_nothing  # Else it would be a reference cycle.
+        on_end(may_reuse=outcome in (RelayOutcome.COMPLETE, RelayOutcome.UNTERMINATED))
         self.done.set_result(
             RelayEnd(
                 outcome=outcome,
@@ -203,3 +204,8 @@ class LegRelay:
                 last_at=self._last_at,
             )
         )
+
+
+def _end_nothing(*, may_reuse: bool) -> None:
+    """What is left to end once the relay has ended."""
+    del may_reuse

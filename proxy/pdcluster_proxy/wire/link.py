@@ -23,6 +23,7 @@ from pdcluster_proxy.core.messages import (
     InFlight,
     LeaseEvent,
     Outcome,
+    OutcomeKind,
     PoolSnapshot,
     Report,
     Snapshot,
@@ -38,8 +39,9 @@ __all__ = ["CompanionLink", "Occupancy"]
 
 _LOG = logging.getLogger(__name__)
 
-FLUSH_S = 0.01
-"""How long reports are gathered: at most 100 messages per second and worker."""
+FLUSH_S = 0.05
+"""How long reports are gathered: at most 20 messages per second and worker, for each one wakes the
+companion. A failed leg does not wait."""
 
 HEARTBEAT_S = 0.5
 """How often the occupancy is looked at where nothing else is reported."""
@@ -110,6 +112,8 @@ class CompanionLink:
         self._add_leg(endpoint, -1, -prompt_tokens)
         if outcome is not None:
             self._outcomes.append(outcome)
+            if outcome.kind is not OutcomeKind.SUCCEEDED:
+                self._flush_soon()
 
     def lease(self, event: LeaseEvent) -> None:
         """Report one step of one lease."""
@@ -218,6 +222,13 @@ class CompanionLink:
     def _flush_later(self) -> None:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._flush_s, self._flush)
+
+    def _flush_soon(self) -> None:
+        """Send within this pass of the loop: others should be spared this experience."""
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(0.0, self._flush)
 
     def _drop_surplus(self) -> None:
         """Forget the oldest of what the companion does not take."""

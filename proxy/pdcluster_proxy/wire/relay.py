@@ -17,6 +17,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol, cast
 
+from typing_extensions import override
+
 from pdcluster_proxy.core.ports import RelayEnd, RelayOutcome
 from pdcluster_proxy.wire.engine_leg import HOLD_LIMIT_BYTES, EngineLeg
 
@@ -35,6 +37,7 @@ __all__ = [
     "answer",
     "end_stream",
     "relay_stream",
+    "take_body",
     "watch_client",
 ]
 
@@ -68,6 +71,9 @@ class ClientPort(Protocol):
     def close(self) -> None:
         """Flush what is written, then close without ending the response."""
 
+    def take_body(self) -> bytes | None:
+        """The request's whole body, where it is here already; else None."""
+
     def answer(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
         """Send a whole response; False where it must go the ordinary way."""
 
@@ -80,12 +86,11 @@ class ClientWatch:
     """
 
     # This is all the mutable state.
-    __slots__ = ("_callbacks", "_stop", "gone")
+    __slots__ = ("_callbacks", "gone")
 
-    def __init__(self, *, gone: bool = False) -> None:
-        self.gone = gone
+    def __init__(self) -> None:
+        self.gone = False
         self._callbacks: list[Callable[[], None]] = []
-        self._stop: Callable[[], object] = lambda: None
 
     def on_gone(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once, when the client leaves; at once where it has left."""
@@ -97,7 +102,6 @@ class ClientWatch:
     def close(self) -> None:
         """Stop watching; no callback comes after this. Idempotent."""
         self._callbacks.clear()
-        self._stop()
 
     def note_gone(self) -> None:
         """The client has left."""
@@ -106,9 +110,44 @@ class ClientWatch:
         for callback in callbacks:
             callback()
 
-    def stop_with(self, stop: Callable[[], object]) -> None:
-        """What :meth:`close` has to end."""
-        self._stop = stop
+
+class _PortWatch(ClientWatch):
+    """A watch that our own server tells."""
+
+    __slots__ = ("_port",)
+
+    def __init__(self, port: ClientPort) -> None:
+        super().__init__()
+        self._port = port
+        if port.is_gone:
+            self.gone = True
+        else:
+            port.on_gone(self.note_gone)
+
+    @override
+    def close(self) -> None:
+        super().close()
+        self._port.forget(self.note_gone)
+
+
+class _TaskWatch(ClientWatch):
+    """A watch that reads the request's messages, where no server of ours tells."""
+
+    __slots__ = ("_task",)
+
+    def __init__(self, receive: Receive) -> None:
+        super().__init__()
+        self._task = asyncio.get_running_loop().create_task(self._read(receive))
+
+    async def _read(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.note_gone()
+
+    @override
+    def close(self) -> None:
+        super().close()
+        self._task.cancel()
 
 
 def watch_client(scope: Scope, receive: Receive) -> ClientWatch:
@@ -118,15 +157,7 @@ def watch_client(scope: Scope, receive: Receive) -> ClientWatch:
     relay watches by itself, and without our server there is only one reader of ``receive``.
     """
     port = _client_port(scope)
-    if port is not None:
-        watch = ClientWatch(gone=port.is_gone)
-        port.on_gone(watch.note_gone)
-        watch.stop_with(lambda: port.forget(watch.note_gone))
-        return watch
-    watch = ClientWatch()
-    task = asyncio.get_running_loop().create_task(_receive_until_gone(receive, watch))
-    watch.stop_with(task.cancel)
-    return watch
+    return _TaskWatch(receive) if port is None else _PortWatch(port)
 
 
 async def relay_stream(
@@ -186,6 +217,16 @@ async def relay_stream(
     except asyncio.CancelledError:
         connection.abort()
         raise
+
+
+def take_body(scope: Scope) -> bytes | None:
+    """Take the request's whole body, where our server has it already: small ones come at once.
+
+    Returns:
+        The body; or None where it has to be received in the ordinary way.
+    """
+    port = _client_port(scope)
+    return None if port is None else port.take_body()
 
 
 async def answer(
@@ -278,9 +319,8 @@ async def _relay_as_messages(
 ) -> RelayEnd:
     outbox.relay = relay
     relay.done.add_done_callback(lambda _: outbox.changed.set())
-    watch = ClientWatch()
+    watch = _TaskWatch(receive)
     watch.on_gone(relay.client_gone)
-    watcher = asyncio.get_running_loop().create_task(_receive_until_gone(receive, watch))
     try:
         relay.start()
         while outbox.parts or not relay.done.done():
@@ -295,11 +335,5 @@ async def _relay_as_messages(
     except OSError:  # How ASGI servers say that the client is gone (specification 2.4).
         relay.client_gone()
     finally:
-        watcher.cancel()
+        watch.close()
     return relay.done.result()
-
-
-async def _receive_until_gone(receive: Receive, watch: ClientWatch) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    watch.note_gone()

@@ -5,6 +5,8 @@ Pure. Only what framing and the exchange need is interpreted; everything else pa
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from pdcluster_proxy.core.ports import ResponseHead
@@ -13,7 +15,14 @@ __all__ = ["ParsedHead", "parse_head"]
 
 _FIRST_FINAL_STATUS = 200
 _NO_CONTENT = (204, 304)
-_EVENT_STREAM = b"text/event-stream"
+_FRAMING_FIELDS = re.compile(
+    rb"\r\n(?:content-length:[ \t]*([0-9]+)"
+    rb"|transfer-encoding:[ \t]*([^\r]*[^\r \t])"
+    rb"|content-type:[ \t]*(text/event-stream))",
+    re.IGNORECASE,
+)
+"""Finds the fields that decide how the body is read (RFC 9112 section 6.3); one pass in C."""
+
 _STATUS_AT, _STATUS_END = 9, 12
 """Where the status stands: after ``HTTP/1.x `` (RFC 9112 section 4)."""
 
@@ -53,27 +62,20 @@ def parse_head(raw: bytes) -> ParsedHead | None:
         if status >= _FIRST_FINAL_STATUS:
             break
         start = end + 4
-    headers = []
-    for line in raw[start:end].split(b"\r\n")[1:]:
-        name, _, value = line.partition(b":")
-        headers.append((name.lower(), value.strip()))
-    named = dict(headers)
-    is_chunked, length = _framing(status, named)
-    media_type = named.get(b"content-type", b"")
+    length: int | None = None
+    coding = media_type = b""
+    for found in _FRAMING_FIELDS.findall(raw, start, end):
+        length = int(found[0]) if found[0] else length
+        coding = found[1] or coding
+        media_type = found[2] or media_type
+    is_chunked = coding.lower().endswith(b"chunked")
+    if coding:
+        length = None
+    elif status in _NO_CONTENT:
+        length = 0
     head = ResponseHead(
         status=status,
-        headers=tuple(headers),
-        is_event_stream=media_type[: len(_EVENT_STREAM)].lower() == _EVENT_STREAM,
+        is_event_stream=bool(media_type),
+        field_lines=raw[raw.find(b"\r\n", start) : end],
     )
     return ParsedHead(head=head, is_chunked=is_chunked, length=length, end=end + 4)
-
-
-def _framing(status: int, headers: dict[bytes, bytes]) -> tuple[bool, int | None]:
-    """How the body's end is found (RFC 9112 section 6.3)."""
-    if status in _NO_CONTENT:
-        return False, 0
-    coding = headers.get(b"transfer-encoding")
-    if coding is not None:
-        return coding.lower().endswith(b"chunked"), None
-    length = headers.get(b"content-length")
-    return False, None if length is None else int(length)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from typing_extensions import override
 
-from pdcluster_proxy.wire.edge_protocol import EdgeLimits, EdgeProtocol
+from pdcluster_proxy.wire.edge_guard import EdgeLimits
+from pdcluster_proxy.wire.edge_protocol import EdgeProtocol
 
 if TYPE_CHECKING:
     import socket

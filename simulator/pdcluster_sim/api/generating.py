@@ -100,6 +100,8 @@ async def deltas(
         async with aclosing(frontend.run(request)) as outputs:
             async for output in outputs:
                 delta = _delta(buffer, output, request, index=index)
+                if delta.finish_reason is not None and output.finish is None:
+                    frontend.completed(request.request_id)
                 yield delta
                 if delta.finish_reason is not None:
                     return

@@ -26,7 +26,15 @@ from pdcluster_sim.core.messages import (
     RefuseUnread,
     Submit,
 )
-from pdcluster_sim.core.results import LoadFailed, Notice, Output, RequestStats, TransferFailed
+from pdcluster_sim.core.results import (
+    Advance,
+    EngineGauges,
+    LoadFailed,
+    Notice,
+    Output,
+    RequestStats,
+    TransferFailed,
+)
 from pdcluster_sim.core.scheduler import Planned, Scheduler, SchedulerLimits
 from pdcluster_sim.core.sequences import BlockMemory, Sequence, SequenceState
 from pdcluster_sim.errors import EngineDeadError

@@ -207,3 +207,17 @@ def _connected(name: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(name.replace("@", "\0", 1))
     return connection
+
+
+async def test_a_failed_leg_is_told_at_once(name: str) -> None:
+    watcher = Watcher()
+    async with listening(name, watcher):
+        link = CompanionLink(name, flush_s=60.0)
+        link.start()
+        await eventually(lambda: len(watcher.reports) == 1)
+        link.leg_began("p-0", 0)
+        failed = Outcome("p-0", OutcomeKind.FAILED_LOCALLY, "connect")
+        link.leg_ended("p-0", 0, failed)
+        await eventually(lambda: len(watcher.reports) == 2)
+        assert watcher.reports[1].outcomes == (failed,)
+        await link.close()

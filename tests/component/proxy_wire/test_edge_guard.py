@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from tests.support.edge import edge
 from tests.support.scripted_engine import eventually
 
-from pdcluster_proxy.wire.edge_protocol import EdgeLimits
+from pdcluster_proxy.wire.edge_guard import EdgeLimits
 
 OK = b"HTTP/1.1 200 OK\r\n"
 HOST = b"Host: a\r\n"

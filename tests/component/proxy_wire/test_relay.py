@@ -23,7 +23,13 @@ from tests.support.scripted_engine import (
 
 from pdcluster_proxy.core.ports import RelayEnd, RelayOutcome
 from pdcluster_proxy.wire.engine_client import EngineClient, request_head
-from pdcluster_proxy.wire.relay import answer, end_stream, relay_stream, watch_client
+from pdcluster_proxy.wire.relay import (
+    answer,
+    end_stream,
+    relay_stream,
+    take_body,
+    watch_client,
+)
 
 EVENT = b'data: {"id": 1}\n\n'
 MARKED = b'data: {"usage": 1}\n\n'
@@ -465,3 +471,70 @@ async def test_an_answer_to_a_client_that_left_goes_nowhere() -> None:
         async with asyncio.timeout(TIMEOUT_S):
             await is_over.wait()
         await eventually(lambda: server.num_tasks == 0)
+
+
+# Request bodies.
+
+
+def post(body: bytes, *fields: bytes) -> bytes:
+    head = [b"POST / HTTP/1.1", b"Host: a", b"Content-Length: %d" % len(body), *fields]
+    return b"\r\n".join(head) + b"\r\n\r\n" + body
+
+
+async def test_a_body_that_is_here_is_taken_at_once_and_only_once() -> None:
+    taken: list[bytes | None] = []
+    is_over = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        taken.append(take_body(scope))
+        watch = watch_client(scope, receive)
+        left = asyncio.Event()
+        watch.on_gone(left.set)
+        await left.wait()
+        taken.append(take_body(scope))
+        taken.append((await receive())["type"].encode())
+        is_over.set()
+
+    async with edge(app) as server:
+        _, writer = await server.open()
+        writer.write(post(b"x" * 20_000))
+        await eventually(lambda: len(taken) == 1)
+        writer.close()
+        async with asyncio.timeout(TIMEOUT_S):
+            await is_over.wait()
+        await eventually(lambda: server.num_tasks == 0)
+    assert taken == [b"x" * 20_000, None, b"http.disconnect"]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (post(b"abc", b"Expect: 100-continue")[:-3], b"abc"),
+        (post(b"abc")[:-1], b"c"),
+        (post(b"x" * 300_000),),
+    ],
+    ids=["100-continue", "half", "large"],
+)
+async def test_a_body_that_is_not_here_yet_is_received(parts: tuple[bytes, ...]) -> None:
+    taken: list[bytes | None] = []
+    received: list[bytes] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        taken.append(take_body(scope))
+        while True:
+            message = await receive()
+            received.append(message["body"])
+            if not message["more_body"]:
+                break
+        await answer(scope, send, status=200, headers=[(b"content-length", b"0")], body=b"")
+
+    async with edge(app) as server:
+        reader, writer = await server.open()
+        for part in parts:
+            writer.write(part)
+            await eventually(lambda: bool(taken))
+        async with asyncio.timeout(TIMEOUT_S):
+            await reader.readuntil(b"HTTP/1.1 200 OK")
+        writer.close()
+    assert taken == [None]
+    assert b"".join(received) == b"".join(parts).partition(b"\r\n\r\n")[2]

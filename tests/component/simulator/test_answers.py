@@ -143,6 +143,20 @@ async def test_a_stop_string_ends_the_answer_before_itself(served: Served, path:
     await served.idle()
 
 
+async def test_an_answer_ended_by_a_stop_string_is_counted_as_stopped(served: Served) -> None:
+    full = text_of(choices_of(await answer(served, "/v1/completions", ignore_eos=True))[0])
+    await answer(served, "/v1/completions", stop=full.split()[2], ignore_eos=True)
+    await served.idle()
+    exposed = (await served.client.get("/metrics")).text
+    name = "vllm:request_success_total"
+    counted = {
+        reason: f'{name}{{engine="0",finished_reason="{reason}",model_name="tiny"}} {number}'
+        in exposed
+        for reason, number in (("stop", "1.0"), ("length", "1.0"), ("abort", "0.0"))
+    }
+    assert all(counted.values()), counted
+
+
 async def test_a_stop_string_may_be_kept(served: Served) -> None:
     full = text_of(choices_of(await answer(served, "/v1/completions", ignore_eos=True))[0])
     stop = full.split()[3]

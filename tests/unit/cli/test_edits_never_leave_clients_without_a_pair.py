@@ -175,9 +175,7 @@ class Run(RuleBasedStateMachine):
         if not self.served or self.crashed or self.fleet.ending is not Ending.NOT:
             return
         endpoints = endpoints_of(self.fleet).endpoints
-        decode = {
-            one.revision for one in endpoints if one.role is Role.DECODE and not one.draining
-        }
+        decode = {one.revision for one in endpoints if one.role is Role.DECODE and not one.draining}
         old = [
             one
             for one in endpoints

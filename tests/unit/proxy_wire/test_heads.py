@@ -18,6 +18,10 @@ ENGINE = Address("10.0.0.1", 8000)
         (b"Transfer-Encoding: chunked\r\n", (True, None)),
         (b"transfer-encoding: gzip, Chunked\r\n", (True, None)),
         (b"transfer-encoding: gzip\r\n", (False, None)),
+        (b"transfer-encoding: chunked \r\n", (True, None)),
+        (b"content-length: 5\r\ntransfer-encoding: chunked\r\n", (True, None)),
+        (b"x-content-length: 5\r\nx: transfer-encoding: chunked\r\n", (False, None)),
+        (b"server: x\r\nCONTENT-LENGTH:7\r\ndate: y\r\n", (False, 7)),
         (b"", (False, None)),
     ],
 )
@@ -45,6 +49,13 @@ def test_an_event_stream_is_known_by_its_media_type(
     parsed = parse_head(b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\n\r\n" % media_type)
     assert parsed is not None
     assert expected == parsed.head.is_event_stream
+
+
+@pytest.mark.parametrize("status", [204, 304])
+def test_a_status_without_content_has_no_body(status: int) -> None:
+    parsed = parse_head(b"HTTP/1.1 %d X\r\ncontent-length: 5\r\n\r\n" % status)
+    assert parsed is not None
+    assert (parsed.is_chunked, parsed.length) == (False, 0)
 
 
 def test_a_head_is_none_until_its_blank_line() -> None:

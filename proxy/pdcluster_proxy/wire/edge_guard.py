@@ -1,0 +1,187 @@
+"""The guard at the client's edge: what a request's head may look like.
+
+Pure. Only messages that every server and every parser behind us would read the same way pass; the
+rest is refused before any application code runs.
+
+Source:
+    ``reliability.md`` 4.2 of the design for the rules; RFC 9112 for the messages.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import msgspec
+
+__all__ = [
+    "EdgeLimits",
+    "RefusedRequestError",
+    "head_too_large",
+    "judge_head",
+    "judge_size",
+    "malformed",
+    "render",
+    "too_slow",
+]
+
+Fields = Sequence[tuple[bytes, bytes]]
+"""Header fields in order, names in lower case."""
+
+_HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]+)(?::[0-9]{1,5})?")
+_REFUSED_METHODS = (b"TRACE", b"CONNECT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeLimits:
+    """Bounds on what a client may send before any application code runs.
+
+    Attributes:
+        head_bytes: Request line and fields together.
+        num_fields: Header fields; vLLM has a cap of this kind since CVE-2025-48956.
+        head_timeout_s: From the connection's or request's first byte to the end of the head.
+        body_bytes_per_s: Slowest body, measured from the head's first byte.
+        body_grace_s: A body may take this long whatever its rate.
+        keep_alive_s: Idle time between two requests of a connection.
+        linger_s: How long a refused client's bytes are read and dropped.
+    """
+
+    head_bytes: int = 64 * 1024
+    num_fields: int = 100
+    head_timeout_s: float = 10.0
+    body_bytes_per_s: float = 1024.0
+    body_grace_s: float = 10.0
+    keep_alive_s: float = 75.0
+    linger_s: float = 2.0
+
+
+class RefusedRequestError(Exception):
+    """A request that breaks a rule of the edge; raised through llhttp to stop the parser."""
+
+    def __init__(self, status: HTTPStatus, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+
+
+def judge_size(target: bytes, fields: Fields, limits: EdgeLimits) -> None:
+    """Refuse a head whose target and fields together are over the bound.
+
+    Raises:
+        RefusedRequestError: They are (431).
+    """
+    size = len(target) + sum(len(name) + len(value) + len(b": \r\n") for name, value in fields)
+    if size > limits.head_bytes:
+        raise head_too_large(limits)
+
+
+def judge_head(
+    *,
+    method: bytes,
+    target: bytes,
+    fields: Fields,
+    is_http_1_0: bool,
+    is_upgrade: bool,
+    limits: EdgeLimits,
+) -> None:
+    """Refuse a head that breaks a rule; llhttp has found its syntax good.
+
+    Args:
+        method: As sent.
+        target: As sent.
+        fields: All of them.
+        is_http_1_0: The request is HTTP/1.0, which has fewer rules and fewer means.
+        is_upgrade: It asks for another protocol, and llhttp has skipped its body.
+        limits: The bounds.
+
+    Raises:
+        RefusedRequestError: Too many fields (431); a method that is never served (501); not
+            exactly one valid Host, a target that is neither a path nor a URL, Transfer-Encoding in
+            HTTP/1.0, or a body together with Upgrade (400).
+    """
+    if len(fields) > limits.num_fields:
+        raise head_too_large(limits)
+    if method in _REFUSED_METHODS:
+        raise RefusedRequestError(
+            HTTPStatus.NOT_IMPLEMENTED, "method-refused", f"{method.decode()} is not served."
+        )
+    if not target.startswith((b"/", b"http://", b"https://")):
+        raise malformed("its target must start with '/' or be an absolute URL")
+    hosts = [value for name, value in fields if name == b"host"]
+    if len(hosts) != 1 and not (is_http_1_0 and not hosts):
+        raise malformed(f"it has {len(hosts)} Host fields, not one")
+    if hosts and not _is_host(hosts[0]):
+        raise malformed("its Host field is not valid")
+    if is_http_1_0 and any(name == b"transfer-encoding" for name, _ in fields):
+        raise malformed("HTTP/1.0 has no Transfer-Encoding")
+    if is_upgrade and _announces_body(fields):
+        raise malformed("it asks for an upgrade and has a body; send it without Upgrade")
+
+
+@functools.lru_cache(maxsize=256)
+def _is_host(value: bytes) -> bool:
+    return _HOST.fullmatch(value) is not None
+
+
+def _announces_body(fields: Fields) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+        for name, value in fields
+    )
+
+
+def head_too_large(limits: EdgeLimits) -> RefusedRequestError:
+    """The refusal of a head over its bounds."""
+    return RefusedRequestError(
+        HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+        "head-too-large",
+        f"The request's head is over {limits.head_bytes} bytes or {limits.num_fields} fields;"
+        " send less.",
+    )
+
+
+def malformed(why: str) -> RefusedRequestError:
+    """The refusal of what is not valid HTTP/1.1."""
+    return RefusedRequestError(
+        HTTPStatus.BAD_REQUEST, "malformed-request", f"The request is not valid HTTP/1.1: {why}."
+    )
+
+
+def too_slow(what: str) -> RefusedRequestError:
+    """The refusal of a request that drips."""
+    return RefusedRequestError(
+        HTTPStatus.REQUEST_TIMEOUT, "request-too-slow", f"Send the request's {what}."
+    )
+
+
+def render(refusal: RefusedRequestError, *, default_fields: Fields, request_id: str) -> bytes:
+    """The whole response to a refused request: a JSON error in vLLM's shape, then close.
+
+    Args:
+        refusal: What is wrong.
+        default_fields: Fields of every answer, for example Date.
+        request_id: Names the request; of our making, for its head was not read to the end.
+    """
+    body = msgspec.json.encode(
+        {
+            "error": {
+                "message": refusal.message,
+                "type": "invalid_request_error",
+                "param": None,
+                "code": refusal.code,
+            }
+        }
+    )
+    lines = [b"HTTP/1.1 %d %b" % (refusal.status, refusal.status.phrase.encode())]
+    lines += [b"%b: %b" % field for field in default_fields]
+    lines += [
+        b"content-type: application/json",
+        b"content-length: %d" % len(body),
+        b"x-request-id: %b" % request_id.encode(),
+        b"connection: close",
+    ]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from pdcluster_cli.process_tree import adopt_orphans
+from pdcluster_cli.up.processes import Launcher, Running
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Launcher:
+    return Launcher(run_dir=tmp_path, environ={**os.environ, "INHERITED": "yes"})
+
+
+async def launch(
+    launcher: Launcher, program: str, *, cwd: str | None = None, grace_s: float = 5.0, **env: str
+) -> Running:
+    return await launcher.launch(
+        "engine", (sys.executable, "-c", program), env=env, cwd=cwd, grace_s=grace_s
+    )
+
+
+async def test_a_program_inherits_the_environment_and_gets_its_own(launcher: Launcher) -> None:
+    running = await launch(
+        launcher, "import os; print(os.environ['INHERITED'], os.environ['OWN'])", OWN="1"
+    )
+    assert await running.ended() == 0
+    assert running.tail(5) == ("yes 1",)
+
+
+async def test_a_program_runs_in_its_folder(launcher: Launcher, tmp_path: Path) -> None:
+    running = await launch(launcher, "import os; print(os.getcwd())", cwd=str(tmp_path))
+    assert await running.ended() == 0
+    assert running.tail(1) == (str(tmp_path),)
+
+
+async def test_modules_in_the_programs_folder_are_not_for_the_guard(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    (tmp_path / "argparse.py").write_text("raise SystemExit('wrong module')", encoding="utf-8")
+    running = await launch(launcher, "print('fine')", cwd=str(tmp_path))
+    assert await running.ended() == 0
+
+
+async def test_the_programs_python_path_is_not_the_guards(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text("print('customized')", encoding="utf-8")
+    running = await launch(launcher, "print('program')", PYTHONPATH=str(site))
+    assert await running.ended() == 0
+    assert running.tail(9) == ("customized", "program")
+
+
+async def test_the_tail_begins_at_the_last_launch(launcher: Launcher) -> None:
+    first = await launch(launcher, "print('first')")
+    assert await first.ended() == 0
+    assert first.has_spoken()
+    second = await launch(launcher, "pass")
+    assert await second.ended() == 0
+    assert not second.has_spoken()
+    assert second.tail(5) == ()
+    third = await launch(launcher, "print('a\\nb\\nc\\nd')")
+    assert await third.ended() == 0
+    assert third.tail(2) == ("c", "d")
+    assert launcher.log_of("engine").read_text(encoding="utf-8") == "first\na\nb\nc\nd\n"
+
+
+async def test_bytes_that_are_no_text_do_not_spoil_the_tail(launcher: Launcher) -> None:
+    running = await launch(launcher, "import sys; sys.stdout.buffer.write(b'\\xff\\xfe x\\n')")
+    assert await running.ended() == 0
+    assert running.tail(1)[0].endswith(" x")
+
+
+async def test_signals_to_one_that_has_ended_are_no_trouble(launcher: Launcher) -> None:
+    running = await launch(launcher, "pass")
+    assert await running.ended() == 0
+    running.terminate()
+    running.kill()
+
+
+async def test_a_program_that_is_killed_ends_at_once(launcher: Launcher) -> None:
+    program = "import time; print('begun', flush=True); time.sleep(600)"
+    running = await launch(launcher, program, grace_s=600)
+    async with asyncio.timeout(20):
+        while not running.has_spoken():  # noqa: ASYNC110 - another process speaks
+            await asyncio.sleep(0.02)
+        running.kill()
+        assert await running.ended() == 137
+
+
+async def test_one_that_is_killed_before_its_guard_is_up_leaves_nothing(
+    launcher: Launcher,
+) -> None:
+    running = await launch(launcher, "import time; time.sleep(600)", grace_s=600)
+    running.kill()
+    async with asyncio.timeout(20):
+        assert await running.ended() > 128
+
+
+async def test_after_a_killed_guard_its_tree_is_gone_when_its_end_is_told(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    pids = tmp_path / "pids.txt"
+    program = (
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}\\n')\n"
+        "time.sleep(600)"
+    )
+    adopt_orphans()
+    try:
+        running = await launch(launcher, program)
+        async with asyncio.timeout(20):
+            while not (pids.exists() and pids.read_text().endswith("\n")):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        running.guard.kill()
+        assert await running.ended() == 137
+        for pid in pids.read_text().split():
+            assert not os.path.exists(f"/proc/{pid}")  # noqa: ASYNC240, PTH110 - a look at /proc
+    finally:
+        adopt_orphans(adopt=False)

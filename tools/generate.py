@@ -126,8 +126,8 @@ RESOURCE_HEAD = """\
 # The resource
 
 `PDCluster`, group `pdcluster.io`, version `v1alpha1`. Rendered from the CRD by `make generate`; do
-not edit. `pdcluster render -f FILE` shows what a resource becomes, `pdcluster explain-lease -f FILE`
-the times that follow from it. What no program honours yet is refused with its path; what only a
+not edit. `pdcluster render -f FILE` shows what a resource becomes, `pdcluster explain-lease` the
+times that follow from it. What no program honours yet is refused with its path; what only a
 Kubernetes cluster can honour is accepted and listed by `render`.
 
 | Field | Type | Default | Meaning |

@@ -70,6 +70,10 @@ class _PrefillReply(msgspec.Struct, gc=False):
     kv_transfer_params: Raw = _NULL
 
 
+class _Answer(msgspec.Struct, gc=False):
+    choices: list[_Choice]
+
+
 class _Error(msgspec.Struct, gc=False):
     message: str = ""
 
@@ -80,7 +84,7 @@ class _ErrorBody(msgspec.Struct, gc=False):
 
 
 _PREFILL: Final = msgspec.json.Decoder(_PrefillReply)
-_CHOICES: Final = msgspec.json.Decoder(list[_Choice])
+_ANSWER: Final = msgspec.json.Decoder(_Answer)
 _ERROR: Final = msgspec.json.Decoder(_ErrorBody)
 _DECODE_FAILURES: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
@@ -128,21 +132,26 @@ def client_answer(body: bytes, prefill: PrefillUsage | None) -> bytes:
             error (D5, D6).
     """
     try:
-        top = _TOP.decode(body)
-        choices = _CHOICES.decode(top.get("choices", _NULL))
+        answer = _ANSWER.decode(body)
     except _DECODE_FAILURES as error:
         raise UpstreamFailureError(f"The decode answer is not what vLLM sends: {error}") from error
-    if not choices:
+    if not answer.choices:
         raise UpstreamFailureError("The decode engine answered without a choice.")
-    for choice in choices:
+    for choice in answer.choices:
         if choice.finish_reason == FINISH_ERROR:
             raise UpstreamFailureError("The decode engine ended the answer with an error.")
         if choice.message == _NULL and choice.text == _NULL:
             raise UpstreamFailureError("The decode engine's choice holds no content.")
-    if b"_transfer_params" in body:
-        strip_connector_fields(top)
+    has_params = b"_transfer_params" in body or b"\\u" in body
+    has_cached = prefill is not None and b'"cached_tokens"' in body
+    return _edited(body, prefill) if has_params or has_cached else body
+
+
+def _edited(body: bytes, prefill: PrefillUsage | None) -> bytes:
+    top = _TOP.decode(body)
+    strip_connector_fields(top)
     usage = top.get("usage")
-    if prefill is not None and usage is not None and b'"cached_tokens"' in body:
+    if prefill is not None and usage is not None:
         top["usage"] = client_usage(usage, prefill)
     return _ENCODER.encode(top)
 

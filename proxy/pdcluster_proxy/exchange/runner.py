@@ -11,6 +11,7 @@ the relay sees the client leave, and a deadline closes D's connection.
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from pdcluster_proxy.core.bodies import ClientRequest
 from pdcluster_proxy.core.exchange import (
@@ -30,6 +31,11 @@ from pdcluster_proxy.exchange.answer import ClientSide
 from pdcluster_proxy.exchange.worker import Worker
 
 __all__ = ["Runner"]
+
+
+_STOPPING: Final = Failure(
+    FailureKind.BROKEN, 503, "proxy-stopping", "The proxy stops. The answer is cut short."
+)
 
 
 class Runner:
@@ -56,7 +62,8 @@ class Runner:
     async def run(self) -> None:
         """Run to a final state; every way out gives back connections, counts and leases."""
         worker, actions, client = self._worker, self._actions, self._client
-        self._task = asyncio.current_task()
+        # With the loop given, it need not be looked up (a system call in 3.11).
+        self._task = asyncio.current_task(asyncio.get_running_loop())
         worker.running[self] = actions.deadline_at
         client.watch(self._on_gone)
         try:
@@ -88,6 +95,9 @@ class Runner:
             except asyncio.CancelledError:
                 event = self._interruption()
                 if event is None:
+                    if actions.x.state is State.STREAMING:
+                        # The server's grace is over (S4): the truncation is made visible.
+                        await self._client.end_stream(_STOPPING)
                     raise
 
     def _interruption(self) -> Event | None:

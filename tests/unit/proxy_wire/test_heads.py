@@ -44,7 +44,7 @@ def test_the_bodys_end_is_read_from_the_fields(
 )
 def test_an_event_stream_is_known_by_its_media_type(
     media_type: bytes,
-    expected: bool,  # noqa: FBT001 (a table's column)
+    expected: bool,
 ) -> None:
     parsed = parse_head(b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\n\r\n" % media_type)
     assert parsed is not None

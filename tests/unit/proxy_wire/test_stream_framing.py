@@ -245,7 +245,7 @@ def test_a_server_that_frames_by_itself_gets_bare_payload() -> None:
         (b"", False),
     ],
 )
-def test_only_the_engines_terminator_terminates(stream: bytes, expected: bool) -> None:  # noqa: FBT001 (a table's column)
+def test_only_the_engines_terminator_terminates(stream: bytes, expected: bool) -> None:
     subject = framing(lambda _: b"")  # Dropping it changes nothing.
     wire = frame_chunk(stream) if stream else b""
     run(subject, wire, LAST_CHUNK)
@@ -286,11 +286,11 @@ EVENTS = st.one_of(
 )
 def test_every_event_arrives_once_in_order_and_edited_where_marked(  # noqa: PLR0917 (drawn by name)
     events: list[bytes],
-    is_terminated: bool,  # noqa: FBT001 (drawn by name)
-    is_chunked: bool,  # noqa: FBT001 (drawn by name)
-    by_event: bool,  # noqa: FBT001 (drawn by name)
-    frames_output: bool,  # noqa: FBT001 (drawn by name)
-    has_first_edit: bool,  # noqa: FBT001 (drawn by name)
+    is_terminated: bool,
+    is_chunked: bool,
+    by_event: bool,
+    frames_output: bool,
+    has_first_edit: bool,
     num_held: int,
     data: st.DataObject,
 ) -> None:

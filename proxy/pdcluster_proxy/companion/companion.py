@@ -187,6 +187,7 @@ class Companion:
             known.legs[leg.endpoint] = leg
             self._has_news = True
         now = self._clock()
+        self._count_all("leases_total", [(e.endpoint, e.kind.value) for e in report.leases])
         for lease in report.leases:
             self._lease(lease, now)
         fits = [self.figures.count(*increment) for increment in report.counters]
@@ -194,8 +195,15 @@ class Companion:
         if not all(fits):
             self.figures.count("malformed_reports_total")
             _LOG.error("report.malformed", extra={"seq": report.seq})
+        self._count_all("leg_outcomes_total", [(o.endpoint, o.kind.value) for o in report.outcomes])
+        proved: set[str] = set()
         for outcome in report.outcomes:
-            self.figures.count("leg_outcomes_total", (outcome.endpoint, outcome.kind.value))
+            if outcome.kind is OutcomeKind.SUCCEEDED:
+                if outcome.endpoint in proved:  # One proves as much as many.
+                    continue
+                proved.add(outcome.endpoint)
+            else:
+                proved.discard(outcome.endpoint)
             self._changed(self._roster.outcome(outcome.endpoint, outcome.kind, now=now))
             if outcome.kind is OutcomeKind.FAILED_LOCALLY and self._checks is not None:
                 self._checks.check_soon(outcome.endpoint)
@@ -280,7 +288,6 @@ class Companion:
 
     def _lease(self, lease: LeaseEvent, now: float) -> None:
         self._ledger.apply(lease, now=now)
-        self.figures.count("leases_total", (lease.endpoint, lease.kind.value))
         if self._roster.learnt_engine_id(lease.endpoint, lease.engine_id):
             self._has_news = True
         if lease.kind is LeaseEventKind.ENDED and lease.engine_id and lease.decode_endpoint:
@@ -290,6 +297,10 @@ class Companion:
                 self._has_news = True
                 if len(self._warm_pairs) > MAX_WARM_PAIRS:
                     del self._warm_pairs[next(iter(self._warm_pairs))]
+
+    def _count_all(self, short: str, labels: Iterable[tuple[str, ...]]) -> None:
+        for each, number in Counter(labels).items():
+            self.figures.count(short, each, number)
 
     def _changed(self, transitions: tuple[Transition, ...]) -> None:
         """Log and count changes of state, and tell the workers."""

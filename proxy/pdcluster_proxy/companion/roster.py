@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import urlsplit
 
-from pdcluster_api.proxy_config import EndpointConfig, EndpointsFile
+from pdcluster_api.proxy_config import EndpointConfig, EndpointsFile, Role
 from pdcluster_proxy.companion.exposition import EngineFigures
 from pdcluster_proxy.core.endpoint import EndpointEvent, EndpointStatus, may_eject, step
 from pdcluster_proxy.core.messages import EndpointState, EndpointView, Load, OutcomeKind
@@ -33,6 +33,12 @@ _EVENTS: Final = {
     OutcomeKind.FAILED_LOCALLY: EndpointEvent.FAILED_LOCALLY,
     OutcomeKind.FAILED_UPSTREAM: EndpointEvent.FAILED_UPSTREAM,
 }
+
+
+_EJECTING: Final = frozenset(
+    {EndpointEvent.FAILED_LOCALLY, EndpointEvent.FAILED_UPSTREAM, EndpointEvent.CHECK_FAILED}
+)
+"""What may end in an ejection; only then is the rest of the role looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,18 +238,18 @@ class Roster:
         entry = self._entries.get(name)
         if entry is None:
             return ()
-        role = {
-            other: e.status.state
-            for other, e in self._entries.items()
-            if e.config.role is entry.config.role
-        }
         old = entry.status
-        new = step(old, event, now=now, ejection_allowed=may_eject(role, name))
+        allowed = event in _EJECTING and may_eject(self._states(entry.config.role), name)
+        new = step(old, event, now=now, ejection_allowed=allowed)
         if new is not old:
             self._entries[name] = replace(entry, status=new)
         if new.state is old.state:
             return ()
         return (_transition(name, old.state, new.state, event.value),)
+
+    def _states(self, role: Role) -> dict[str, EndpointState]:
+        entries = self._entries.items()
+        return {name: e.status.state for name, e in entries if e.config.role is role}
 
     def _enter(self, config: EndpointConfig) -> _Entry:
         url = urlsplit(config.url)

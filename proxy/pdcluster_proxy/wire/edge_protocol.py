@@ -20,7 +20,7 @@ import urllib.parse
 import uuid
 from enum import Enum, auto
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import httptools
 from typing_extensions import override
@@ -42,9 +42,8 @@ from pdcluster_proxy.wire.relay import RELAY_EXTENSION
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from starlette.types import ASGIApp
     from uvicorn import Config
-    from uvicorn._types import ASGI3Application, HTTPScope
+    from uvicorn._types import ASGI3Application
     from uvicorn.server import ServerState
 
     from pdcluster_proxy.wire.leg_relay import LegRelay
@@ -113,7 +112,7 @@ class EdgeProtocol(HttpToolsProtocol):
         *,
         limits: EdgeLimits,
         on_refused: Callable[[str], None],
-        hot: Mapping[str, ASGIApp],
+        hot: Mapping[str, Any],  # ASGIApp; uvicorn types the same thing in its own way.
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._hot = hot
@@ -204,9 +203,9 @@ class EdgeProtocol(HttpToolsProtocol):
         self._num_phase_bytes = 0
         scope = self._make_scope(method, version)
         earlier = self.cycle
-        self.scope = cast("HTTPScope", scope)
+        self.scope = scope
         self.cycle = cycle = RequestResponseCycle(
-            self.scope,
+            scope,
             self.transport,
             self.flow,
             self.logger,
@@ -229,7 +228,7 @@ class EdgeProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
             self.pipeline.appendleft((cycle, self.app))
 
-    def _make_scope(self, method: bytes, version: str) -> dict[str, Any]:
+    def _make_scope(self, method: bytes, version: str) -> Any:  # uvicorn's own typed dictionary.
         target = httptools.parse_url(self.url)
         raw_path = target.path
         path = raw_path.decode("ascii")
@@ -280,7 +279,7 @@ class EdgeProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         scope = cycle.scope
         if scope["method"] == "POST":
-            app = cast("ASGI3Application", self._hot.get(scope["path"], app))
+            app = self._hot.get(scope["path"], app)
         self.answering = cycle
         task = self.loop.create_task(cycle.run_asgi(app))
         task.add_done_callback(self.tasks.discard)

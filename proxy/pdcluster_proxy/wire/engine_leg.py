@@ -63,6 +63,7 @@ class EngineLeg:
         "_decoder",
         "_head",
         "_is_complete",
+        "_is_late",
         "_left",
         "_limit",
         "_lost",
@@ -82,8 +83,9 @@ class EngineLeg:
         self._head: ResponseHead | None = None
         self._decoder: ChunkDecoder | None = None
         self._left: int | None = None
-        self._body = bytearray()
+        self._body: bytes | bytearray = b""  # A small body comes in one piece and is not copied.
         self._is_complete = False
+        self._is_late = False
         self._limit = HOLD_LIMIT_BYTES
         self._lost: ProxyError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -174,7 +176,7 @@ class EngineLeg:
             first_edit=first_edit,
             frames_output=frames_output,
         )
-        self._body.clear()
+        self._body = b""
         self._relay = relay = LegRelay(
             framing,
             write,
@@ -217,7 +219,8 @@ class EngineLeg:
         """Look at the clock: part of the client's sweep."""
         if self._relay is not None:
             self._relay.check(now)
-        elif self._waiter is not None and now > self._deadline:
+        elif self._waiter is not None and now > self._deadline and not self._is_awaited():
+            self._is_late = True
             self._wake()
 
     # States: where bytes go.
@@ -250,19 +253,23 @@ class EngineLeg:
         elif self._left is not None:
             data = data[: self._left]
             self._left -= len(data)
-        self._body += data
+        if not self._body:
+            self._body = data
+        elif isinstance(self._body, bytearray):
+            self._body += data
+        else:
+            self._body = bytearray(self._body)
+            self._body += data
         self._is_complete = socket.is_complete
         if len(self._body) > self._limit:
             socket.pause_reading()
-        if self._is_awaited():
+        if self._waiter is not None and self._is_awaited():
             self._wake()
 
     # Inside.
 
     def _is_awaited(self) -> bool:
         """Whether what the coroutine waits for is there, or can never come."""
-        if self._waiter is None:
-            return False
         match self._awaits:
             case _Awaits.HEAD:
                 return self._head is not None
@@ -277,23 +284,23 @@ class EngineLeg:
 
     async def _wait(self, awaits: _Awaits, deadline: float, what: str) -> None:
         """Sleep until what is awaited is there; raise where it cannot come or came too late."""
-        if self._lost is None and self._socket is not None:
-            if time.monotonic() >= deadline:
-                self._finish(may_reuse=False)
-                raise UpstreamTimeoutError(f"The engine did not {what} in time.")
-            if len(self._body) <= self._limit:
-                self._socket.resume_reading()
-            self._awaits, self._deadline = awaits, deadline
-            self._waiter = self._socket.loop.create_future()
-            try:
-                await self._waiter
-            except asyncio.CancelledError:
-                self.abort()
-                raise
-            finally:
-                self._waiter = None
-            return
-        raise self._lost or self._lost_error("was given up by us")
+        socket = self._socket
+        if self._lost is not None or socket is None:
+            raise self._lost or self._lost_error("was given up by us")
+        if len(self._body) <= self._limit:
+            socket.resume_reading()
+        self._awaits, self._deadline = awaits, deadline
+        self._waiter = waiter = socket.loop.create_future()
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            self.abort()
+            raise
+        finally:
+            self._waiter = None
+        if self._is_late:
+            self._finish(may_reuse=False)
+            raise UpstreamTimeoutError(f"The engine did not {what} in time.")
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -313,8 +320,9 @@ class EngineLeg:
         if socket is None:
             return
         self.deliver = _ignore  # Else the leg would be a reference cycle.
-        self._num_sent = max(0, self._num_sent - socket.num_unsent)
-        if self._decoder is not None and self._decoder.excess:
+        if not may_reuse:
+            self._num_sent = max(0, self._num_sent - socket.num_unsent)
+        elif self._decoder is not None and self._decoder.excess:
             may_reuse = False
         socket.end_leg(may_reuse=may_reuse)
 

@@ -15,9 +15,7 @@ Source:
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol, cast
-
-from typing_extensions import override
+from typing import TYPE_CHECKING, Protocol
 
 from pdcluster_proxy.core.ports import RelayEnd, RelayOutcome
 from pdcluster_proxy.wire.engine_leg import HOLD_LIMIT_BYTES, EngineLeg
@@ -78,75 +76,74 @@ class ClientPort(Protocol):
         """Send a whole response; False where it must go the ordinary way."""
 
 
-class ClientWatch:
-    """Tells when the client has closed its connection.
+class ClientWatch(Protocol):
+    """Tells when the client has closed its connection."""
 
-    Attributes:
-        gone: It has.
-    """
-
-    # This is all the mutable state.
-    __slots__ = ("_callbacks", "gone")
-
-    def __init__(self) -> None:
-        self.gone = False
-        self._callbacks: list[Callable[[], None]] = []
+    @property
+    def gone(self) -> bool:
+        """It has."""
 
     def on_gone(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once, when the client leaves; at once where it has left."""
+
+    def close(self) -> None:
+        """Stop watching; no callback comes after this. Idempotent."""
+
+
+class _PortWatch:
+    """A watch that our own server tells."""
+
+    # This is all the mutable state.
+    __slots__ = ("_callbacks", "_port")
+
+    def __init__(self, port: ClientPort) -> None:
+        self._port = port
+        self._callbacks: list[Callable[[], None]] = []
+
+    @property
+    def gone(self) -> bool:
+        return self._port.is_gone
+
+    def on_gone(self, callback: Callable[[], None]) -> None:
+        if self._port.is_gone:
+            callback()
+        else:
+            self._callbacks.append(callback)
+            self._port.on_gone(callback)
+
+    def close(self) -> None:
+        for callback in self._callbacks:
+            self._port.forget(callback)
+        self._callbacks.clear()
+
+
+class _TaskWatch:
+    """A watch that reads the request's messages, where no server of ours tells."""
+
+    # This is all the mutable state.
+    __slots__ = ("_callbacks", "_task", "gone")
+
+    def __init__(self, receive: Receive) -> None:
+        self.gone = False
+        self._callbacks: list[Callable[[], None]] = []
+        self._task = asyncio.get_running_loop().create_task(self._read(receive))
+
+    async def _read(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    def on_gone(self, callback: Callable[[], None]) -> None:
         if self.gone:
             callback()
         else:
             self._callbacks.append(callback)
 
     def close(self) -> None:
-        """Stop watching; no callback comes after this. Idempotent."""
         self._callbacks.clear()
-
-    def note_gone(self) -> None:
-        """The client has left."""
-        self.gone = True
-        callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback()
-
-
-class _PortWatch(ClientWatch):
-    """A watch that our own server tells."""
-
-    __slots__ = ("_port",)
-
-    def __init__(self, port: ClientPort) -> None:
-        super().__init__()
-        self._port = port
-        if port.is_gone:
-            self.gone = True
-        else:
-            port.on_gone(self.note_gone)
-
-    @override
-    def close(self) -> None:
-        super().close()
-        self._port.forget(self.note_gone)
-
-
-class _TaskWatch(ClientWatch):
-    """A watch that reads the request's messages, where no server of ours tells."""
-
-    __slots__ = ("_task",)
-
-    def __init__(self, receive: Receive) -> None:
-        super().__init__()
-        self._task = asyncio.get_running_loop().create_task(self._read(receive))
-
-    async def _read(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self.note_gone()
-
-    @override
-    def close(self) -> None:
-        super().close()
         self._task.cancel()
 
 
@@ -195,24 +192,16 @@ async def relay_stream(
         raise TypeError(f"Only connections of EngineClient can be relayed, not {connection!r}.")
     try:
         await send({"type": "http.response.start", "status": status, "headers": headers})
-        port = _client_port(scope)
-        if port is not None:
-            relay = connection.prepare_relay(
-                port.write,
-                editor=editor,
-                first_edit=first_edit,
-                frames_output=True,
-                idle_timeout_s=idle_timeout_s,
-            )
-            return await _relay_to_port(port, relay)
-        outbox = _Outbox()
+        port, outbox = _client_port(scope), _Outbox()
         relay = connection.prepare_relay(
-            outbox.write,
+            outbox.write if port is None else port.write,
             editor=editor,
             first_edit=first_edit,
-            frames_output=False,
+            frames_output=port is not None,
             idle_timeout_s=idle_timeout_s,
         )
+        if port is not None:
+            return await _relay_to_port(port, relay)
         return await _relay_as_messages(outbox, relay, receive, send)
     except asyncio.CancelledError:
         connection.abort()
@@ -274,9 +263,8 @@ async def end_stream(scope: Scope, send: Send, *, tail: bytes = b"", close: bool
 
 def _client_port(scope: Scope) -> ClientPort | None:
     extensions = scope.get("extensions")
-    if not extensions:
-        return None
-    return cast("ClientPort | None", extensions.get(RELAY_EXTENSION))
+    port: ClientPort | None = extensions.get(RELAY_EXTENSION) if extensions else None
+    return port
 
 
 async def _relay_to_port(port: ClientPort, relay: LegRelay) -> RelayEnd:

@@ -12,6 +12,7 @@ import msgspec
 
 from pdcluster_lease import defaults
 from pdcluster_lease.engine_params import GrantingEngine
+from pdcluster_lease.errors import PDClusterError
 from pdcluster_lease.nixl_agent import NixlAgent
 from pdcluster_lease.params import EngineId
 from pdcluster_lease.side_channel import SideChannelAddress
@@ -90,8 +91,14 @@ class Engine:
             SideChannelError: The side channel's address is taken.
         """
         self.thread.start()
-        if self.handshakes is not None:
+        if self.handshakes is None:
+            return
+        try:
             self.handshakes.start(self._payload())
+        except PDClusterError:
+            # An agent that lives into the interpreter's teardown aborts the process there.
+            self.thread.stop()
+            raise
 
     def stop(self) -> None:
         """End the threads; idempotent."""

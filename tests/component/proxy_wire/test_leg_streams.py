@@ -1,4 +1,4 @@
-"""Random streams through a leg and its relay: every event once, whole, in order, edited where marked.
+"""Random streams through a leg and its relay: each event once, whole, in order, edited if marked.
 
 No sockets: the transport is a fake, so thousands of cuts take seconds.
 """

@@ -125,9 +125,11 @@ class _Guard:
         """Note the tree's files: once it is dead, nobody can tell whose they were."""
         seen = self.files | shared_files(descendants(os.getpid()))
         if seen != self.files and self.record is not None:
-            draft = self.record.with_suffix(".new")
-            draft.write_text("\n".join(sorted(seen)), encoding="utf-8")
-            draft.replace(self.record)
+            # A full disk costs the note for whoever cleans up after a killed guard, no more.
+            with contextlib.suppress(OSError):
+                draft = self.record.with_suffix(".new")
+                draft.write_text("\n".join(sorted(seen)), encoding="utf-8")
+                draft.replace(self.record)
         self.files = seen
 
     def _reap(self) -> int | None:
@@ -146,8 +148,10 @@ class _Guard:
 
     def clean_up(self) -> None:
         """Kill what is left of the tree and remove its files."""
-        self._look()
-        kill_all(os.getpid())
+        try:
+            self._look()
+        finally:
+            kill_all(os.getpid())
         self.program.returncode = self.program.returncode or 0
         remove_shared_files(self.files)
         if self.record is not None:

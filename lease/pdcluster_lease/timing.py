@@ -119,8 +119,8 @@ class LeaseTiming:
                 ),
                 field=_DURATION_FIELD,
                 remedy=(
-                    "Set it to 9 or more, or turn on spec.proxy.leaseKeeper, or set "
-                    f"{_OVERRIDE_FIELD}: otherwise a pair that never met can never meet."
+                    f"Set it to 9 or more, or set {_OVERRIDE_FIELD}: otherwise a pair that never "
+                    "met can never meet."
                 ),
             )
         return cold_s

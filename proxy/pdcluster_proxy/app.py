@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from random import Random
 
 from starlette.applications import Starlette
@@ -29,6 +30,11 @@ from pdcluster_proxy.exchange.journal import Journal
 from pdcluster_proxy.exchange.worker import Worker
 
 __all__ = ["create_app"]
+
+_LOG = logging.getLogger(__name__)
+
+BACKGROUND_PAUSE_S = 0.1
+"""Before a background loop that failed runs again, in seconds."""
 
 
 def create_app(
@@ -60,11 +66,11 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        tick = asyncio.create_task(worker.tick())
+        tasks = [asyncio.create_task(_kept_up(run)) for run in (worker.tick, worker.write_journal)]
         yield
-        tick.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await tick
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         worker.journal.flush()
 
     models = ModelsEndpoint(worker, created=int(time.time()))
@@ -81,6 +87,16 @@ def create_app(
     )
     app.state.worker = worker
     return app
+
+
+async def _kept_up(run: Callable[[], Coroutine[None, None, None]]) -> None:
+    """Run a background loop for ever: without its tick a worker could hand nothing over."""
+    while True:
+        try:
+            await run()
+        except Exception:  # noqa: BLE001 (an outermost loop: logged, and run again)
+            _LOG.exception("background.failed")
+            await asyncio.sleep(BACKGROUND_PAUSE_S)
 
 
 def _http_error(_request: Request, error: Exception) -> Response:

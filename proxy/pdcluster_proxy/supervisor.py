@@ -139,9 +139,7 @@ class Supervisor:
         failures = 0
         while True:
             began = time.monotonic()
-            process = await self._start(plan)
-            code = await process.wait()
-            del self._running[plan.name]
+            code = await self._live(plan)
             if self._stops():
                 return
             if code == EXIT_CONFIGURATION:
@@ -159,6 +157,18 @@ class Supervisor:
             await asyncio.sleep(delay_s)
             if self._stops():
                 return
+
+    async def _live(self, plan: ChildPlan) -> int | None:
+        """Start a child and wait for its end; returns its exit code, None where it never was."""
+        try:
+            process = await self._start(plan)
+        except OSError:
+            # No descriptors, no memory: it is tried again like a child that died.
+            _LOG.exception("child.start.failed", extra={"child": plan.name})
+            return None
+        code = await process.wait()
+        del self._running[plan.name]
+        return code
 
     async def _start(self, plan: ChildPlan) -> asyncio.subprocess.Process:
         settings = self._settings

@@ -128,6 +128,7 @@ class Recorder:
     counts: list[tuple[str, tuple[str, ...], float]] = field(default_factory=list)
     began: list[tuple[str, int]] = field(default_factory=list)
     legs: int = 0
+    is_draining: bool = False
     _callbacks: list[Callable[[PoolSnapshot], None]] = field(default_factory=list)
 
     def on_snapshot(self, callback: Callable[[PoolSnapshot], None]) -> None:
@@ -287,8 +288,8 @@ async def rig(
             nonce="n",
             clock=clock,
         )
-        tick = asyncio.create_task(worker.tick())
-        stack.callback(tick.cancel)
+        for background in (worker.tick, worker.write_journal):
+            stack.callback(asyncio.create_task(background()).cancel)
         app = Starlette(
             routes=[
                 Route("/v1/completions", ExchangeEndpoint(worker, Api.COMPLETIONS)),

@@ -44,7 +44,6 @@ class ExchangeEndpoint:
         headers = read_client_headers(scope["headers"])
         request_id = headers.request_id or worker.new_id()
         client = ClientSide(scope, receive, send, request_id=request_id)
-        worker.num_uncredited += 1
         try:
             _check_encoding(headers.content_encoding)
             body = await read_body(scope, receive, worker.bounds.max_body_bytes)

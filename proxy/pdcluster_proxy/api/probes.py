@@ -21,10 +21,12 @@ async def healthz(_request: Request) -> Response:
 
 
 def readyz(worker: Worker) -> Callable[[Request], Awaitable[Response]]:
-    """Make the readiness probe: 200 while a pair of one revision takes work."""
+    """Make the readiness probe: 200 while a pair takes work and the proxy is not on its way out."""
 
     async def probe(_request: Request) -> Response:
         pool = worker.pool
+        if worker.companion.is_draining:
+            return JSONResponse({"status": "draining"}, status_code=503)
         body = {"prefill": len(pool.prefill), "decode": len(pool.decode)}
         if pool.revisions:
             return JSONResponse({"status": "ready", **body})

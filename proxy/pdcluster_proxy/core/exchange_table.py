@@ -99,7 +99,8 @@ _DONE: Final = State.DONE
 _FAILED: Final = State.FAILED
 _CANCELLED: Final = State.CANCELLED
 _LEG_IS_OUT: Final = frozenset({_PREFILLING, _HANDING_OFF, _DECODING, _STREAMING})
-_REFUSED: Final = FailureKind.REFUSED
+_FINAL_KINDS: Final = frozenset({FailureKind.REFUSED, FailureKind.OUT_OF_TIME})
+"""After these nothing else is tried."""
 _ENGINE_S_OWN: Final = frozenset({FailureKind.UNREACHED, FailureKind.BUSY})
 """Failures that speak of the engine and not of the request."""
 
@@ -141,7 +142,7 @@ def _granted(x: Exchange, event: PrefillReplied, _now: float) -> Outcome:
 def _prefill_failed(x: Exchange, event: UpstreamFailed, _now: float) -> Outcome:
     failure = event.failure
     tries = MAX_PREFILL_TRIES if failure.kind in _ENGINE_S_OWN else MAX_PREFILL_TRIES_BROKEN
-    final = failure.kind is _REFUSED or not event.retry_allowed
+    final = failure.kind in _FINAL_KINDS or not event.retry_allowed
     if final or x.prefill_tries >= tries:
         return _fail(x, failure)
     again = replace(
@@ -188,7 +189,7 @@ def _decode_failed(x: Exchange, event: UpstreamFailed, _now: float) -> Outcome:
     failure = event.failure
     end: tuple[Command, ...] = (EndLease(release=failure.answered),) if x.grant else ()
     final = (
-        failure.kind is _REFUSED
+        failure.kind in _FINAL_KINDS
         or not (event.retry_allowed and event.other_decode)
         or x.spent_params >= MAX_SPENT_PARAMS
     )

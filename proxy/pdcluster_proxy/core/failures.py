@@ -23,7 +23,15 @@ from pdcluster_proxy.errors import (
     UpstreamTimeoutError,
 )
 
-__all__ = ["Failure", "FailureKind", "Leg", "blame", "failure_of_error", "failure_of_status"]
+__all__ = [
+    "Failure",
+    "FailureKind",
+    "Leg",
+    "blame",
+    "failure_of_error",
+    "failure_of_status",
+    "request_timeout",
+]
 
 HTTP_OK: Final = 200
 _BUSY_STATUSES: Final = frozenset({408, 429, 502, 503, 504})
@@ -54,6 +62,8 @@ class FailureKind(StrEnum):
     """It took longer than a bound of ours allows (P4, D4)."""
     HELD_TOO_LONG = "held-too-long"
     """No answer of D within the hold bound of the lease (D7)."""
+    OUT_OF_TIME = "out-of-time"
+    """The request's own deadline has passed: nobody's fault, and nothing is tried any more."""
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
@@ -148,10 +158,21 @@ def failure_of_error(leg: Leg, error: ProxyError) -> Failure:
     return Failure(FailureKind.BROKEN, error.status, code, str(error), answered=True)
 
 
+def request_timeout(request_s: float) -> Failure:
+    """Make the failure of an exchange whose overall deadline has passed."""
+    message = f"The answer was not complete within {request_s:g} s. Ask for less, or retry."
+    return Failure(FailureKind.OUT_OF_TIME, 504, "request-timeout", message)
+
+
 def blame(failure: Failure) -> OutcomeKind | None:
     """Tell what the endpoint's record gets; None where it is not to blame."""
     match failure.kind:
-        case FailureKind.REFUSED | FailureKind.BUSY | FailureKind.HELD_TOO_LONG:
+        case (
+            FailureKind.REFUSED
+            | FailureKind.BUSY
+            | FailureKind.HELD_TOO_LONG
+            | FailureKind.OUT_OF_TIME
+        ):
             return None
         case FailureKind.UNREACHED:
             return OutcomeKind.FAILED_LOCALLY

@@ -166,6 +166,10 @@ class Companion(Protocol):
     def snapshot(self) -> PoolSnapshot:
         """The last pool snapshot received; seq 0 before the first."""
 
+    @property
+    def is_draining(self) -> bool:
+        """The companion has said that the proxy is on its way out."""
+
     def on_snapshot(self, callback: Callable[[PoolSnapshot], None]) -> None:
         """Have ``callback`` called with each new snapshot."""
 

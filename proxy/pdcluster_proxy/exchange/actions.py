@@ -48,7 +48,14 @@ from pdcluster_proxy.core.exchange import (
     UpstreamEnded,
     UpstreamFailed,
 )
-from pdcluster_proxy.core.failures import Failure, FailureKind, Leg, blame, failure_of_error
+from pdcluster_proxy.core.failures import (
+    Failure,
+    FailureKind,
+    Leg,
+    blame,
+    failure_of_error,
+    request_timeout,
+)
 from pdcluster_proxy.core.headers import ClientHeaders, leg_head
 from pdcluster_proxy.core.messages import (
     EndpointView,
@@ -167,13 +174,15 @@ class Actions:
         self._leg_id = f"{client.request_id}-{worker.new_id()}"
         self._enter(endpoint, self._request.prompt_tokens)
         sent_at = worker.clock()
-        left_s = self._first_byte_s(sent_at)
+        until = sent_at + self._first_byte_s(sent_at)
         try:
-            connection = await self._connect(endpoint, left_s)
+            connection = await self._connect(endpoint, until - sent_at)
             body = prefill_body(self._request)
             connection.send(self._head(endpoint, len(body)), body)
-            head = await connection.head(timeout_s=left_s)
-            answer = await connection.collect(worker.bounds.max_answer_bytes, timeout_s=left_s)
+            head = await connection.head(timeout_s=self._left_s(until))
+            answer = await connection.collect(
+                worker.bounds.max_answer_bytes, timeout_s=self._left_s(until)
+            )
             if head.status != HTTP_OK:
                 return self._failed(_PREFILL, endpoint, bad_status(_PREFILL, head, answer))
             params, usage = parse_prefill_reply(answer)
@@ -264,7 +273,7 @@ class Actions:
             self.story.handed_off(age_s)
             hold_s = max(0.0, worker.bounds.max_hold_s - age_s)
             left_s, is_held = min(left_s, hold_s), hold_s < left_s
-        reply = await self._begun_answer(connection, left_s)
+        reply = await self._begun_answer(connection, now + left_s)
         if isinstance(reply, Failure):
             failure = self._as_hold(reply) if is_held else reply
             return self._failed(_DECODE, endpoint, failure)
@@ -275,16 +284,16 @@ class Actions:
         return UpstreamEnded()
 
     async def _begun_answer(
-        self, connection: EngineConnection, left_s: float
+        self, connection: EngineConnection, until: float
     ) -> bytes | Failure | None:
         """Wait until D's answer can be committed: all of it, or None for a stream that began."""
         bounds = self._worker.bounds
         try:
-            head = await connection.head(timeout_s=left_s)
+            head = await connection.head(timeout_s=self._left_s(until))
             if head.status == HTTP_OK and self._request.stream:
-                event = await first_event(connection, head, bounds, left_s)
+                event = await first_event(connection, head, bounds, self._left_s(until))
                 return refused_event(event)
-            body = await connection.collect(bounds.max_answer_bytes, timeout_s=left_s)
+            body = await connection.collect(bounds.max_answer_bytes, timeout_s=self._left_s(until))
             if head.status != HTTP_OK:
                 return bad_status(_DECODE, head, body)
             return client_answer(body, self._usage)
@@ -340,7 +349,7 @@ class Actions:
                 return _broken_stream("decode-idle", "The decode engine fell silent.")
             case RelayOutcome.UNTERMINATED | RelayOutcome.UPSTREAM_LOST:
                 if self.is_overdue:
-                    return _broken_stream("request-timeout", "The request's time is over.")
+                    return UpstreamFailed(_DECODE, request_timeout(self._worker.bounds.request_s))
                 return _broken_stream("decode-lost", "The decode engine's stream broke off.")
 
     # Both legs ------------------------------------------------------------------------------
@@ -370,8 +379,14 @@ class Actions:
         left_s = self.deadline_at - now
         return min(self._worker.bounds.first_byte_s, left_s) if left_s > 0 else 0.0
 
+    def _left_s(self, until: float) -> float:
+        return max(0.0, until - self._worker.clock())
+
     def _failed(self, leg: Leg, endpoint: EndpointView, failure: Failure) -> Event:
         """Report a leg's bad end and gather what the decision needs."""
+        if failure.kind is FailureKind.SILENT and self._worker.clock() >= self.deadline_at:
+            # Our own time is over; that says nothing about the engine.
+            failure = request_timeout(self._worker.bounds.request_s)
         self._blame(endpoint, failure)
         self.story.leg_failed(leg, failure)
         # A leg that has given its connection back already has nothing left to abort.
@@ -389,7 +404,7 @@ class Actions:
         return UpstreamFailed(
             leg,
             failure,
-            retry_allowed=self._worker.take_retry(),
+            retry_allowed=self._worker.may_retry(),
             other_decode=not isinstance(other, NoPick),
         )
 

@@ -86,9 +86,15 @@ class Journal:
         self._buffer += b"\n"
 
     def flush(self) -> None:
-        """Write what was gathered."""
+        """Write what was gathered; may block, so it is called off the loop.
+
+        A log that can't be written costs lines, never exchanges: they are counted as dropped.
+        """
         if self._out is None or not self._buffer:
             return
-        self._out.write(self._buffer)
-        self._out.flush()
-        self._buffer.clear()
+        lines, self._buffer = self._buffer, bytearray()
+        try:
+            self._out.write(lines)
+            self._out.flush()
+        except (OSError, ValueError):
+            self.num_dropped += lines.count(b"\n")

@@ -21,9 +21,10 @@ from pdcluster_proxy.core.exchange import (
     DeadlinePassed,
     Event,
     State,
+    UpstreamFailed,
 )
 from pdcluster_proxy.core.exchange_table import step
-from pdcluster_proxy.core.failures import Failure, FailureKind
+from pdcluster_proxy.core.failures import Failure, FailureKind, request_timeout
 from pdcluster_proxy.core.headers import ClientHeaders
 from pdcluster_proxy.errors import RejectedError
 from pdcluster_proxy.exchange.actions import ACTIONS, Actions
@@ -62,6 +63,7 @@ class Runner:
     async def run(self) -> None:
         """Run to a final state; every way out gives back connections, counts and leases."""
         worker, actions, client = self._worker, self._actions, self._client
+        worker.num_uncredited += 1
         # With the loop given, it need not be looked up (a system call in 3.11).
         self._task = asyncio.current_task(asyncio.get_running_loop())
         worker.running[self] = actions.deadline_at
@@ -74,7 +76,9 @@ class Runner:
             actions.close()
             if self._admitted:
                 worker.gate.leave()
-            actions.story.end(actions.x.state, client.status)
+            if actions.x.state in FINAL_STATES:
+                # Otherwise it was our own fault, and the endpoint counts it.
+                actions.story.end(actions.x.state, client.status)
 
     async def _drive(self) -> None:
         actions, clock = self._actions, self._worker.clock
@@ -85,6 +89,8 @@ class Runner:
             event = await self._wait_admitted()
         while event is not None:
             actions.x, commands = step(actions.x, event, now=clock())
+            if type(event) is UpstreamFailed and actions.x.state not in FINAL_STATES:
+                self._worker.spend_retry()
             try:
                 # In order; at most the last one brings an event.
                 for command in commands:
@@ -137,9 +143,7 @@ class Runner:
         if self._actions.x.state is State.STREAMING:
             self._actions.overrun()
             return
-        message = f"No answer within {self._worker.bounds.request_s:g} s. Retry the request."
-        failure = Failure(FailureKind.SILENT, 504, "request-timeout", message)
-        self._break_in(DeadlinePassed(failure))
+        self._break_in(DeadlinePassed(request_timeout(self._worker.bounds.request_s)))
 
     def _break_in(self, event: Event) -> None:
         over = self._actions.x.state in FINAL_STATES

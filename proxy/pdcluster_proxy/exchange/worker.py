@@ -122,20 +122,31 @@ class Worker:
             self.last_tick_at = now = self.clock()
             for exchange in [x for x, at in self.running.items() if now >= at]:
                 exchange.on_deadline()
-            self.journal.flush()
             await asyncio.sleep(TICK_S)
+
+    async def write_journal(self) -> None:
+        """Run for the life of the worker: write the exchange log, off the loop.
+
+        Where its reader stalls, lines are dropped; the loop and the lease clock go on.
+        """
+        while True:
+            await asyncio.sleep(TICK_S)
+            await asyncio.to_thread(self.journal.flush)
 
     def new_id(self) -> str:
         """Make an id that no other worker of ours makes."""
         self._num_ids += 1
         return f"{self._nonce}{self._num_ids:x}"
 
-    def take_retry(self) -> bool:
-        """Spend one retry of the budget where there is one."""
+    def may_retry(self) -> bool:
+        """Tell whether the budget has a retry left; :meth:`spend_retry` takes it."""
         num_requests, self.num_uncredited = self.num_uncredited, 0
-        budget = credit(self._budget, num_requests=num_requests, now=self.clock())
-        self._budget, granted = take_retry(budget)
-        return granted
+        self._budget = credit(self._budget, num_requests=num_requests, now=self.clock())
+        return take_retry(self._budget)[1]
+
+    def spend_retry(self) -> None:
+        """Take one retry: another leg goes out for an exchange that failed on one."""
+        self._budget, _ = take_retry(self._budget)
 
     def hand_off_s(
         self, prefill: EndpointView, decode: EndpointView, engine_id: str

@@ -39,6 +39,9 @@ __all__ = [
     "watch_client",
 ]
 
+FLUSH_S = 5.0
+"""How long a client may take to read the end of its stream; then its connection is closed."""
+
 RELAY_EXTENSION = "pdcluster.relay"
 """Key of the :class:`ClientPort` in ``scope["extensions"]``."""
 
@@ -253,12 +256,17 @@ async def end_stream(scope: Scope, send: Send, *, tail: bytes = b"", close: bool
             connection, the body is ended and only ``tail`` and the missing terminator tell.
     """
     port = _client_port(scope)
-    if not close or port is None:
-        await send({"type": "http.response.body", "body": tail, "more_body": False})
-        return
-    if tail:
-        await send({"type": "http.response.body", "body": tail, "more_body": True})
-    port.close()
+    is_last = not close or port is None
+    try:
+        # A client that has stopped reading must not hold the exchange's place for ever.
+        async with asyncio.timeout(FLUSH_S):
+            if tail or is_last:
+                message = {"type": "http.response.body", "body": tail, "more_body": not is_last}
+                await send(message)
+    except TimeoutError:
+        is_last = False
+    if not is_last and port is not None:
+        port.close()
 
 
 def _client_port(scope: Scope) -> ClientPort | None:

@@ -17,8 +17,10 @@ import yaml
 from tools.metric_remedies import REMEDIES
 
 from pdcluster_api.crd import render_files
+from pdcluster_cli.up import lifecycle
 from pdcluster_lease.lease import TRANSITIONS, LeaseState
 from pdcluster_proxy.core import endpoint, exchange_table
+from pdcluster_proxy.core.error_codes import CODES
 from pdcluster_proxy.core.exchange import FINAL_STATES
 from pdcluster_proxy.core.messages import EndpointState
 from pdcluster_proxy.metrics import METRICS
@@ -88,6 +90,8 @@ def state_machines() -> str:
             diagram(exchange_edges(), first="NEW"),
             "\n## Endpoint (`proxy/pdcluster_proxy/core/endpoint.py`)\n",
             diagram(endpoint_edges(), first="ready"),
+            "\n## A process of `pdcluster up` (`cli/pdcluster_cli/up/lifecycle.py`)\n",
+            diagram(lifecycle_edges(), first="exited"),
             "",
         ]
     )
@@ -160,7 +164,37 @@ def resource_page() -> str:
     return RESOURCE_HEAD + "\n".join(rows) + "\n"
 
 
+ERRORS_HEAD = """\
+# Errors
+
+All errors have vLLM's shape, `{"error": {"message", "type", "param", "code"}}`; `code` and the
+header `x-pdcluster-reason` carry the same stable word. Rendered from
+`proxy/pdcluster_proxy/core/error_codes.py` by `make generate`; do not edit.
+
+A stream that has begun can't change its status: it ends with an error event, without `[DONE]`, and
+the connection closes. 429 means that capacity is contended, 503 that nothing can serve; 4xx is
+never used for a fault of ours.
+
+| Status | Code | Meaning | What to do |
+|---|---|---|---|
+"""
+
+
+def errors_page() -> str:
+    """Render ``docs/errors.md``."""
+    rows = [f"| {e.status} | `{code}` | {e.meaning} | {e.remedy} |" for code, e in CODES.items()]
+    return ERRORS_HEAD + "\n".join(rows) + "\n"
+
+
+def lifecycle_edges() -> Iterable[Edge]:
+    """A process of ``pdcluster up``."""
+    for (phase, event), target in lifecycle.TRANSITIONS.items():
+        if phase is not target:
+            yield phase.value, event.value, target.value
+
+
 PAGES = {
+    "docs/errors.md": errors_page,
     "docs/state-machines.md": state_machines,
     "docs/metrics.md": metrics_page,
     "docs/resource.md": resource_page,

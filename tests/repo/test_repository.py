@@ -15,6 +15,8 @@ import yaml
 from tools.generate import PAGES
 
 from pdcluster_api.crd import render_files
+from pdcluster_api.loading import load_cluster
+from pdcluster_proxy.core.error_codes import CODES
 from pdcluster_proxy.metrics import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -190,3 +192,52 @@ def test_no_file_speaks_of_a_machine() -> None:
         if path.suffix in {".py", ".md", ".yaml", ".yml", ".toml", ".txt", ".c", ""}:
             found = marks.search(path.read_text(errors="replace"))
             assert found is None or path == Path(__file__), f"{path}: {found}"
+
+
+NOT_CODES = {
+    # Header fields and their values.
+    *("x-request-id", "transfer-encoding", "retry-after", "content-type", "content-length"),
+    *("x-pdcluster-reason", "user-agent", "no-store", "cache-control"),
+    # Values of enums that stay inside.
+    *("upstream-lost", "upstream-idle", "client-gone", "two-legs", "decode-only", "out-of-time"),
+    *("held-too-long", "handed-off", "failed-upstream", "failed-locally"),
+}
+
+
+def test_every_code_a_client_can_get_is_in_the_error_table() -> None:
+    package = ROOT / "proxy" / "pdcluster_proxy"
+    used: set[str] = set()
+    for part in ("core", "exchange", "api", "wire", "app.py"):
+        where = package / part
+        for path in [where] if where.is_file() else sorted(where.rglob("*.py")):
+            if path.name == "error_codes.py":
+                continue
+            text = path.read_text()
+            used |= set(re.findall(r'(?<!b)"([a-z]+(?:-[a-z]+)+)"', text))
+            for composed in re.findall(r'f"\{leg\}(-[a-z]+)"', text):
+                used |= {f"prefill{composed}", f"decode{composed}"}
+    codes = used - NOT_CODES | {"client-gone"}
+    assert codes == set(CODES)
+
+
+README_COMMANDS = re.findall(
+    r"(?m)^\.venv/bin/(pdcluster [^#\n]*[^#\s])", (ROOT / "README.md").read_text()
+)
+
+
+@pytest.mark.parametrize("command", README_COMMANDS)
+def test_the_readme_s_commands_are_understood(command: str) -> None:
+    words = command.split()
+    program = [sys.executable, "-m", "pdcluster_cli.main"]
+    # `up` runs until it is told to stop, so that only its words are tried here.
+    argv = [*words[1:], "--help"] if words[1] == "up" else words[1:]
+    ended = subprocess.run(
+        [*program, *argv], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout
+
+
+def test_the_readme_s_resource_is_a_valid_one() -> None:
+    (text,) = re.findall(r"(?s)```yaml\n(.*?)```", (ROOT / "README.md").read_text())
+    assert load_cluster(text, source="README.md").cluster.metadata.name == "minimal"

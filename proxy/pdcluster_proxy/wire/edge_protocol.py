@@ -263,13 +263,12 @@ class EdgeProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        if self._pending_refusal:
-            self._write_refusal(self._pending_refusal)
-            return
         self.flow.resume_reading()
         if self.pipeline:
             cycle, app = self.pipeline.pop()
             self._start_asgi_task(cycle, app)
+        elif self._pending_refusal:
+            self._write_refusal(self._pending_refusal)
         elif self._phase is _Phase.BODY:  # The application answered without reading it all.
             self._linger()
         elif self._phase is _Phase.ANSWER:
@@ -334,27 +333,28 @@ class EdgeProtocol(HttpToolsProtocol):
         )
 
     def _refuse(self, refusal: RefusedRequestError) -> None:
-        """Answer with an error, in turn where an earlier request is still being answered."""
+        """Answer with an error, in turn where earlier requests are still being answered."""
         self._on_refused(refusal.code)
         answer = render(
             refusal,
             default_fields=self.server_state.default_headers,
             request_id=uuid.uuid4().hex,
         )
-        cycle = self.cycle
-        is_current = self._phase is _Phase.BODY
-        if is_current and not self.pipeline:
+        if self._phase is _Phase.BODY:  # The refused request has reached, or waits for, its turn.
+            cycle = self.cycle
             cycle.disconnected = True
             cycle.message_event.set()
-            if cycle.response_started:
+            if cycle is not self.answering:
+                self.pipeline.popleft()
+            elif cycle.response_started:
                 self.transport.close()
                 return
-        elif cycle is not None and not cycle.response_complete:
-            self.pipeline.clear()
+        earlier = self.answering
+        if earlier is None or earlier.response_complete or earlier.disconnected:
+            self._write_refusal(answer)
+        else:
             self._pending_refusal = answer
             self._enter(_Phase.ANSWER)
-            return
-        self._write_refusal(answer)
 
     def _write_refusal(self, answer: bytes) -> None:
         self.transport.write(answer)

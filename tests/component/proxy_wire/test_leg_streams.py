@@ -6,6 +6,7 @@ No sockets: the transport is a fake, so thousands of cuts take seconds.
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from typing import Any
 
@@ -16,6 +17,7 @@ from pdcluster_proxy.core.framing import ChunkDecoder
 from pdcluster_proxy.core.ports import EDIT_MARKS, Address, RelayOutcome
 from pdcluster_proxy.wire.engine_leg import EngineLeg
 from pdcluster_proxy.wire.engine_socket import EngineSocket
+from pdcluster_proxy.wire.leg_relay import LegRelay
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
 DONE = b"data: [DONE]\n\n"
@@ -141,7 +143,10 @@ async def one_stream(rng: random.Random, rig: Rig) -> None:
     starts_after = rng.randrange(0, 6)
     head = asyncio.ensure_future(leg.head(timeout_s=60))
     await asyncio.sleep(0)
-    for number, part in enumerate(random_cuts(rng, wire)):
+    parts = random_cuts(rng, wire)
+    for number, part in enumerate(parts):
+        if relay is not None and number == len(parts) - 1 and rng.random() < 0.3:
+            relay.pause()  # And never resumed: the client is slow to the end.
         rig.socket.data_received(part)
         if relay is None and leg._head is not None and number >= starts_after:
             await head
@@ -149,7 +154,7 @@ async def one_stream(rng: random.Random, rig: Rig) -> None:
                 out.append, editor=mark, first_edit=None, frames_output=frames, idle_timeout_s=60
             )
             relay.start()
-        if relay is not None and rng.random() < 0.1:
+        if relay is not None and number < len(parts) - 1 and rng.random() < 0.1:
             relay.pause()
             relay.resume()
     await head
@@ -172,7 +177,7 @@ async def one_stream(rng: random.Random, rig: Rig) -> None:
     assert got == b"".join(expected)
     assert end.outcome is RelayOutcome.COMPLETE
     assert end.num_bytes == sum(map(len, out))
-    assert not rig.transport.is_paused
+    assert ends_with_connection or not rig.transport.is_paused
     # Given back exactly once, unless the body ended with the connection.
     assert (rig.idle == [rig.socket]) != ends_with_connection
 
@@ -232,3 +237,35 @@ async def test_random_bodies_are_collected_as_sent(seed: int) -> None:
         assert (rig.idle == [rig.socket]) != ends_with_connection
         leg.abort()
         assert not rig.transport.is_aborted
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_leg_that_is_over_is_freed_without_the_collector(is_stream: bool) -> None:
+    stream = HEAD + b"transfer-encoding: chunked\r\n\r\n" + b"e\r\n" + DONE + b"\r\n0\r\n\r\n"
+    rig = Rig()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(20):
+            leg = rig.ask()
+            rig.socket.data_received(stream)
+            await leg.head(timeout_s=60)
+            if is_stream:
+                relay = leg.prepare_relay(
+                    lambda _: None,
+                    editor=mark,
+                    first_edit=None,
+                    frames_output=True,
+                    idle_timeout_s=60,
+                )
+                relay.start()
+                await relay.done
+                del relay
+            else:
+                await leg.collect(100, timeout_s=60)
+            del leg
+        await asyncio.sleep(0)
+        left = [o for o in gc.get_objects() if isinstance(o, EngineLeg | LegRelay)]
+        assert left == []
+    finally:
+        gc.enable()

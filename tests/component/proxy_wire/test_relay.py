@@ -483,6 +483,7 @@ def post(body: bytes, *fields: bytes) -> bytes:
 
 async def test_a_body_that_is_here_is_taken_at_once_and_only_once() -> None:
     taken: list[bytes | None] = []
+    steps: list[str] = []
     is_over = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -490,15 +491,19 @@ async def test_a_body_that_is_here_is_taken_at_once_and_only_once() -> None:
         watch = watch_client(scope, receive)
         left = asyncio.Event()
         watch.on_gone(left.set)
+        following = asyncio.ensure_future(receive())
+        await asyncio.sleep(0.01)
+        assert not following.done(), "nothing follows a body but the client's departure"
+        steps.append("taken")
         await left.wait()
         taken.append(take_body(scope))
-        taken.append((await receive())["type"].encode())
+        taken.append((await following)["type"].encode())
         is_over.set()
 
     async with edge(app) as server:
         _, writer = await server.open()
         writer.write(post(b"x" * 20_000))
-        await eventually(lambda: len(taken) == 1)
+        await eventually(lambda: steps == ["taken"])
         writer.close()
         async with asyncio.timeout(TIMEOUT_S):
             await is_over.wait()

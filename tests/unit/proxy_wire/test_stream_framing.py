@@ -159,6 +159,15 @@ def test_a_chunk_that_looks_like_an_event_end_inside_does_not_confuse_the_framin
     assert decoded(b"".join(out)) == payload
 
 
+def test_the_rest_of_a_chunk_that_looks_like_a_chunk_is_not_taken_for_one() -> None:
+    # The first read ends on an event boundary, but inside a chunk; what follows is its payload.
+    payload = b"data: 1\n\n" + b"c\r\ndata: 2345\n\n"
+    wire = frame_chunk(payload)
+    cut = wire.index(b"c\r\n", 4)
+    out = run(framing(), wire[:cut], wire[cut:], LAST_CHUNK)
+    assert decoded(b"".join(out)) == payload
+
+
 # The slow path.
 
 

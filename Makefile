@@ -20,10 +20,12 @@ help: ## Show this help
 # pip cannot install offline from a warm cache, uv can: so pip fetches uv once, pinned by hash.
 $(UV): locks/uv.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "pdcluster needs Python 3.11 or later; set PYTHON=python3.12 or the like" >&2; exit 2; }
+	@[ -x $@ ] || echo "Fetching uv once, pinned by hash, into $(PDCLUSTER_CACHE)"
 	@[ -x $@ ] || $(PYTHON) -m pip install --quiet --no-warn-script-location --root-user-action ignore --require-hashes --no-deps --target $(PDCLUSTER_CACHE)/uv-$(UV_KEY) -r locks/uv.txt
 	@touch $@
 
 $(STAMP): $(UV) pyproject.toml locks/dev.txt locks/nixl.txt
+	@echo "Making .venv from the locks: some seconds, the first time half a minute or more"
 	@[ -x $(BIN)/python ] || $(UV) venv --quiet --no-project --python $(PYTHON) $(VENV)
 	@$(UV) pip sync --quiet --python $(BIN)/python --require-hashes locks/dev.txt
 	@$(UV) pip install --quiet --python $(BIN)/python --require-hashes --no-deps -r locks/nixl.txt

@@ -268,25 +268,31 @@ def main() -> None:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as state, running(args.engine, state) as cluster:
         say(f"Ready after {time.monotonic() - started:.1f} s.\n")
+        if args.engine == "sim":
+            say("(Simulated engines answer in plausible words without sense, made from the blocks")
+            say("they read: one wrong byte would give other words.)")
         say(f"You: {question}")
         exchange = observed_exchange(cluster, question, 0)
         say()
         story(exchange)
         tell_repeat(cluster, question, exchange)
-        say("\nTry next:")
+        stays = sys.stdout.isatty()
+        say("\nTry next:" if stays else "\nTry next, with `.venv/bin/pdcluster up` running:")
         body = {
             "model": cluster.model,
             "messages": [{"role": "user", "content": "Say hello."}],
             "max_tokens": 16,
             "stream": True,
         }
+        url = cluster.url if stays else "http://127.0.0.1:8080"
+        admin_url = cluster.admin_url if stays else "http://127.0.0.1:9090"
         say(
-            f"  curl --no-buffer {cluster.url}/v1/chat/completions -H 'content-type: "
+            f"  curl -sS --no-buffer {url}/v1/chat/completions -H 'content-type: "
             f"application/json' -d '{json.dumps(body)}'"
         )
-        say(f"  curl {cluster.admin_url}/metrics")
+        say(f"  curl -sS {admin_url}/metrics")
         say("  .venv/bin/pdcluster explain-lease -f examples/01-minimal/pdcluster.yaml")
-        if sys.stdout.isatty():
+        if stays:
             say("\nThe cluster keeps running; Ctrl-C ends it.")
             with contextlib.suppress(KeyboardInterrupt):
                 cluster.process.wait()

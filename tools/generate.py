@@ -168,7 +168,8 @@ ERRORS_HEAD = """\
 # Errors
 
 All errors have vLLM's shape, `{"error": {"message", "type", "param", "code"}}`; `code` and the
-header `x-pdcluster-reason` carry the same stable word. Rendered from
+header `x-pdcluster-reason` carry the same stable word; only `prefill-refused` and `decode-refused`
+keep the engine's own body beside the header. Rendered from
 `proxy/pdcluster_proxy/core/error_codes.py` by `make generate`; do not edit.
 
 A stream that has begun can't change its status: it ends with an error event, without `[DONE]`, and

@@ -17,14 +17,14 @@ from random import Random
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from pdcluster_api.proxy_config import ProxyConfig
 from pdcluster_proxy.api.openai import ExchangeEndpoint, ModelsEndpoint
 from pdcluster_proxy.api.probes import healthz, readyz
 from pdcluster_proxy.core.bodies import PATHS, Api
-from pdcluster_proxy.core.error_bodies import error_type
+from pdcluster_proxy.core.error_bodies import REASON_HEADER, error_body
 from pdcluster_proxy.core.ports import Companion, Engines
 from pdcluster_proxy.exchange.journal import Journal
 from pdcluster_proxy.exchange.worker import Worker
@@ -99,14 +99,20 @@ async def _kept_up(run: Callable[[], Coroutine[None, None, None]]) -> None:
             await asyncio.sleep(BACKGROUND_PAUSE_S)
 
 
-def _http_error(_request: Request, error: Exception) -> Response:
+def _http_error(request: Request, error: Exception) -> Response:
     """Give routing's own refusals (404, 405) the API's shape."""
     assert isinstance(error, HTTPException), "registered for nothing else"
     code = {404: "unknown-route", 405: "method-not-allowed"}.get(error.status_code, "http-error")
-    body = {
-        "message": f"{error.detail}: this server has no such route or method.",
-        "type": error_type(error.status_code),
-        "param": None,
-        "code": code,
+    path = request.url.path[:256]
+    message = {
+        "unknown-route": f"{path} is not served. Served are {', '.join(PATHS.values())} (POST) and "
+        "/v1/models, /healthz, /readyz (GET).",
+        "method-not-allowed": f"{path} does not take {request.method}; see the Allow header.",
+    }.get(code, str(error.detail))
+    headers = {
+        **(error.headers or {}),
+        REASON_HEADER.decode(): code,
+        "cache-control": "no-store",
     }
-    return JSONResponse({"error": body}, status_code=error.status_code, headers=error.headers)
+    body = error_body(status=error.status_code, code=code, message=message)
+    return Response(body, error.status_code, headers, media_type="application/json")

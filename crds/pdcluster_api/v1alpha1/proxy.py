@@ -44,7 +44,8 @@ class PolicySpec(Spec):
     """How engines are chosen."""
 
     prefill: PrefillPolicy = PrefillPolicy.PREFIX_AFFINITY
-    """How a prefill engine is chosen."""
+    """How a prefill engine is chosen. PrefixAffinity is not built yet: where it is not set, the
+    engine with the fewest outstanding prompt tokens is chosen."""
     decode: DecodePolicy = DecodePolicy.LEAST_LOAD
     """How a decode engine is chosen, after prefill and by fresh load."""
 
@@ -75,7 +76,7 @@ class ProxySpec(Spec):
     """How engines are chosen."""
     lease_keeper: bool = True
     """Let the proxy renew leases between prefill's and decode's answer, and release those nobody
-    will read."""
+    will read. Not built yet: without effect, the hand-off deadline holds."""
     hand_off_deadline_seconds: Annotated[int, Field(ge=1, le=3600)] | None = None
     """Latest start of decode after prefill's answer, in seconds. Default derived from the lease.
     Example 14."""

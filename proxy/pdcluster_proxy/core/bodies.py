@@ -191,6 +191,8 @@ def decode_body(request: ClientRequest, params: bytes | None) -> bytes:
 
 
 def _decode_top(body: bytes) -> Top:
+    if not body.strip():
+        raise _rejected("The request body is empty; send a JSON object.", None)
     try:
         return _TOP.decode(body)
     except msgspec.ValidationError:

@@ -33,9 +33,9 @@ CODES: Final[Mapping[str, ErrorCode]] = {
     "invalid-request": ErrorCode("400", "Not JSON, a wrong type, or a reserved field.", _MEND),
     "malformed-request": ErrorCode("400", "Not valid HTTP.", "Mend the client."),
     "model-not-found": ErrorCode("404", "Another model than the served one.", "See `/v1/models`."),
-    "unknown-route": ErrorCode("404", "No such route.", "See the routes above."),
+    "unknown-route": ErrorCode("404", "No such route.", "The message lists the routes."),
     "method-not-allowed": ErrorCode(
-        "405", "The route has no such method.", "See the routes above."
+        "405", "The route has no such method.", "See the `Allow` header."
     ),
     "method-refused": ErrorCode("405", "TRACE and CONNECT are not served.", "Mend the client."),
     "method-unknown": ErrorCode("501", "Not an HTTP method.", "Mend the client."),

@@ -120,8 +120,8 @@ class Supervisor:
         keepers = [
             asyncio.create_task(self._keep(plan)) for plan in (self._companion, *self._workers)
         ]
-        await self._stop.wait()
         try:
+            await self._stop.wait()
             await self._stop_in_order()
         finally:
             self._kill_all()

@@ -91,6 +91,8 @@ def test_a_read_sees_what_the_memory_holds_when_it_happens(
     # Nothing refuses a late read: this is the hazard that the whole lease is about.
     peer = reader.add_peer(owner.metadata, owner.blocks)
     owner.tell("fill 2 99")
+    owner.tell("poll 0.01")
+    owner.answer()  # The owner has written: orders are carried out one after the other.
     owner.tell("poll 1")
     reader.read(peer, (0,), (2,), b"late:1")
     assert isinstance(poll_until(reader, lambda e: not isinstance(e, Notified)), ReadDone)

@@ -43,6 +43,7 @@ MAX_EVENT_BYTES = 8 * 1024 * 1024
 _MAX_LINE_BYTES = 16 * 1024
 """Longest chunk-size or trailer line, in bytes; llhttp itself sets no bound on extensions."""
 
+_EVENT_AND_CHUNK_END = (b"\n\n\r\n", b"\n\r\n\r\n")
 _EVENT_END = re.compile(rb"\n\r?\n")
 _CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;.*)?\r?", re.DOTALL)
 _TERMINATOR = re.compile(rb"(?:^|\n)data: ?\[DONE\]\r?\n")
@@ -227,7 +228,8 @@ class StreamFraming:
             and _USAGE not in data
             and _PARAMS not in data
             and _ERROR not in data
-            and _DONE not in data
+            # One letter is found ten times faster than a word, and chunks of JSON rarely have it.
+            and (b"D" not in data or _DONE not in data)
             and _is_whole_chunks(data)
         ):
             return data
@@ -323,15 +325,18 @@ def _split_first(whole: bytes) -> tuple[bytes, bytes]:
 def _is_whole_chunks(data: bytes) -> bool:
     """Whether a read that starts a chunk is made of whole chunks of whole events, not the last."""
     pos, end = 0, len(data)
-    while pos < end:
-        size_end = data.find(b"\r\n", pos)
-        try:
+    try:
+        while pos < end:
+            size_end = data.find(b"\r\n", pos)
             size = int(data[pos:size_end], 16)
-        except ValueError:  # An extension, or a size that is cut: the slow path will see.
-            return False
-        if size_end < 0 or size <= 0:
-            return False
-        pos = size_end + size + 4
-        if pos > end or not data.endswith((b"\n\n\r\n", b"\n\r\n\r\n"), size_end + 2, pos):
-            return False
+            pos = size_end + size + 4
+            if (
+                size_end < 0
+                or size <= 0
+                or pos > end
+                or not data.endswith(_EVENT_AND_CHUNK_END, size_end + 2, pos)
+            ):
+                return False
+    except ValueError:  # An extension, or a size that is cut: the slow path will see.
+        return False
     return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager
 
 import pytest
@@ -543,3 +543,96 @@ async def test_a_body_that_is_not_here_yet_is_received(parts: tuple[bytes, ...])
         writer.close()
     assert taken == [None]
     assert b"".join(received) == b"".join(parts).partition(b"\r\n\r\n")[2]
+
+
+# Servers that are not ours.
+
+
+class Foreign:
+    """An ASGI server of another kind: messages only, and it may take its time or break off."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.may_take = asyncio.Event()
+        self.may_take.set()
+        self.breaks_after: int | None = None
+        self.left = asyncio.Event()
+
+    async def receive(self) -> dict[str, object]:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: MutableMapping[str, object]) -> None:
+        await self.may_take.wait()
+        if self.breaks_after is not None and len(self.sent) >= self.breaks_after:
+            raise OSError("the client is gone")
+        body = message.get("body", b"")
+        assert isinstance(body, bytes)
+        self.sent.append(body)
+
+
+async def relayed(client: EngineClient, engine: ScriptedEngine, server: Foreign) -> RelayEnd:
+    leg = await client.connect(engine.address, timeout_s=TIMEOUT_S)
+    leg.send(request_head("POST", "/", engine.address, [], 0), b"")
+    await leg.head(timeout_s=TIMEOUT_S)
+    return await relay_stream(
+        {"type": "http"},
+        server.receive,
+        server.send,
+        leg,
+        status=200,
+        headers=[],
+        editor=edit,
+        idle_timeout_s=60,
+    )
+
+
+async def test_a_foreign_server_gets_bare_payload(client: EngineClient) -> None:
+    server = Foreign()
+    async with scripted_engine(replies(WHOLE)) as engine:
+        end = await relayed(client, engine, server)
+    assert b"".join(server.sent) == EVENT + EDITED + DONE
+    assert end.outcome is RelayOutcome.COMPLETE
+
+
+async def test_a_foreign_server_that_breaks_off_is_a_client_that_left(client: EngineClient) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(STREAM_HEAD, chunk(EVENT), chunk(EVENT), pause_s=0.01)
+        await peer.until_closed()
+
+    server = Foreign()
+    server.breaks_after = 2  # The head and the first event.
+    async with scripted_engine(script) as engine:
+        end = await relayed(client, engine, server)
+        assert end.outcome is RelayOutcome.CLIENT_GONE
+        await eventually(lambda: client.num_open == 0)
+
+
+async def test_a_foreign_server_that_takes_its_time_stops_the_engine(client: EngineClient) -> None:
+    event = b"data: " + b"x" * 10_000 + b"\n\n"
+    sent = 0
+
+    async def flood(peer: Peer) -> None:
+        nonlocal sent
+        await peer.request()
+        await peer.send(STREAM_HEAD)
+        for _ in range(2000):
+            await peer.send(chunk(event))
+            sent += 1
+        await peer.send(chunk(DONE) + LAST_CHUNK)
+
+    server = Foreign()
+    async with scripted_engine(flood) as engine:
+        relaying_on = asyncio.ensure_future(relayed(client, engine, server))
+        await eventually(lambda: len(server.sent) > 1)
+        server.may_take.clear()
+        before = -1
+        while before != sent:
+            before = sent
+            await asyncio.sleep(0.2)
+        assert sent < 2000
+        server.may_take.set()
+        end = await asyncio.wait_for(relaying_on, 60)
+    assert end.outcome is RelayOutcome.COMPLETE
+    assert sum(map(len, server.sent)) == 2000 * len(event) + len(DONE)

@@ -1,0 +1,11 @@
+"""A child whose configuration a person must change."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.support.children.notes import begin
+
+if __name__ == "__main__":
+    begin()
+    sys.exit(2)

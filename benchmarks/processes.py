@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["cpu_s", "descendants", "started", "wait_until"]
+__all__ = ["busy_s", "cpu_s", "descendants", "started", "wait_until"]
 
 
 @contextlib.contextmanager
@@ -65,6 +65,17 @@ def cpu_s(pid: int) -> float:
         with contextlib.suppress(OSError):
             total += int((task / "schedstat").read_text().split()[0])
     return total / 1e9
+
+
+def busy_s(core: int) -> float:
+    """Seconds that one core has been busy since the machine's start, whoever used it."""
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *ticks = line.split()
+        if name == f"cpu{core}":
+            user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, ticks[:8])
+            total = user + nice + system + irq + softirq + steal
+            return total / os.sysconf("SC_CLK_TCK")
+    raise ValueError(f"/proc/stat does not know core {core}.")
 
 
 def wait_until(condition: str, *, within_s: float, probe: Callable[[], bool]) -> None:

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
-from benchmarks.processes import cpu_s, descendants, started, wait_until
+from benchmarks.processes import busy_s, cpu_s, descendants, started, wait_until
 from benchmarks.verdict import OURS, Measurement, judge
 
 HERE = Path(__file__).parent
@@ -33,6 +33,11 @@ HOST = "127.0.0.1"
 PROXY_CORE, LOAD_CORE = 0, 1
 REQUEST_CLIENTS, STREAM_CLIENTS = 32, 256
 CHUNKS_PER_STREAM, CHUNKS_PER_S = 90, 30
+MAX_OTHERS = 0.15
+"""Share of the proxies' core that others may use: beyond it a run says little."""
+MAX_TRIES = 3
+REPEAT_UNTIL_S = 100.0
+"""After this time disturbed runs are no longer repeated, so that all stays within 3 minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +131,7 @@ def main() -> None:
     args.output.parent.mkdir(parents=True, exist_ok=True)
     result = {
         "measurements": [asdict(m) for m in measurements],
-        "ours_by_process_us": parts,
+        "runs": parts,
         "verdicts": [asdict(v) for v in verdicts],
     }
     args.output.write_text(json.dumps(result, indent=1) + "\n")
@@ -138,8 +143,9 @@ def main() -> None:
 
 
 def run(folder: Path, rounds: int) -> tuple[list[Measurement], list[dict[str, object]]]:
-    """Start everything, measure in turns; returns measurements and our CPU by process."""
+    """Start everything, measure in turns; returns measurements and their details."""
     tools = build(folder)
+    began = time.monotonic()
     prefill, decode, ours, admin, *peers = free_ports(6)
     measurements: list[Measurement] = []
     parts: list[dict[str, object]] = []
@@ -165,48 +171,99 @@ def run(folder: Path, rounds: int) -> tuple[list[Measurement], list[dict[str, ob
         for turn in range(rounds):
             for contender in contenders:
                 for workload in contender.workloads:
-                    measurement, by_process = measure(tools, folder, contender, workload)
+                    measurement, details = measure(
+                        tools, folder, contender, workload, until=began + REPEAT_UNTIL_S
+                    )
                     measurements.append(measurement)
-                    parts.append({"round": turn, "workload": workload.name, **by_process})
+                    parts.append({"round": turn, "workload": workload.name, **details})
     return measurements, parts
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Try:
+    """One run of a load.
+
+    Attributes:
+        load: What the load generator says.
+        by_process_us: CPU per request or chunk of each of the contender's processes.
+        judged_us: The one that is judged.
+        errors: Wrong or missing answers.
+        opened: Connections to one engine opened meanwhile.
+        others: Share of the proxies' core that others used.
+    """
+
+    load: LoadResult
+    by_process_us: dict[str, float]
+    judged_us: float
+    errors: int
+    opened: int
+    others: float
+
+
 def measure(
-    tools: Path, folder: Path, contender: Contender, workload: Workload
+    tools: Path, folder: Path, contender: Contender, workload: Workload, *, until: float
 ) -> tuple[Measurement, dict[str, object]]:
-    """One contender under one load."""
-    processes = descendants(contender.pid)
-    before = {pid: cpu_s(pid) for pid in processes}
-    opened_before = contender.opened() if contender.opened else 0
-    answer = load(tools, folder, contender.port, workload)
-    time.sleep(0.1)  # Let the last report reach the companion.
-    used = {pid: cpu_s(pid) - before[pid] for pid in processes}
-    is_stream = workload is CHUNK
-    per = (answer.events if is_stream else answer.answered) or 1
-    by_process = {short(processes[pid]): seconds / per * 1e6 for pid, seconds in used.items()}
-    # Ours is judged by its worker, as a peer by its one process; what the companion adds is told.
-    cpu_us = by_process.get("worker", sum(by_process.values()))
-    beside = sum(by_process.values()) - cpu_us
-    opened = contender.opened() - opened_before if contender.opened else None
-    missing = workload.requests - answer.answered if is_stream else 0
-    delay = answer.relay_us if is_stream else answer.latency_us
-    print(
-        f"{contender.name:10s} {workload.name:8s} {cpu_us:8.1f} us/{workload.name}"
-        + (f" (+{beside:4.1f} companion)" if contender.opened else " " * 18)
-        + f"  {per / answer.seconds:8.0f} /s  p50 {delay.p50:.0f} us"
-        f"  p99 {delay.p99:.0f} us  errors {answer.errors}"
-        + ("" if opened is None else f"  opened {opened}"),
-        flush=True,
-    )
+    """One contender under one load; again while others disturb it and there is time."""
+    tries = [measure_once(tools, folder, contender, workload)]
+    while tries[-1].others > MAX_OTHERS and len(tries) < MAX_TRIES and time.monotonic() < until:
+        tries.append(measure_once(tools, folder, contender, workload))
+    best = min(tries, key=lambda one: one.others)
+    print(describe(contender, workload, best), flush=True)
     measurement = Measurement(
         contender=contender.name,
         workload=workload.name,
-        cpu_us=cpu_us,
-        errors=answer.errors + max(0, missing),
+        cpu_us=best.judged_us,
+        errors=sum(one.errors for one in tries),  # What went wrong in any try went wrong.
         clients=workload.clients,
-        opened=opened,
+        opened=None if contender.opened is None else max(one.opened for one in tries),
     )
-    return measurement, {"contender": contender.name, "cpu_us": by_process}
+    details = {
+        "contender": contender.name,
+        "cpu_us": best.by_process_us,
+        "others": best.others,
+        "load": msgspec.to_builtins(best.load),
+    }
+    return measurement, details
+
+
+def measure_once(tools: Path, folder: Path, contender: Contender, workload: Workload) -> Try:
+    """Run the load once and account for the CPU."""
+    opened_before = contender.opened() if contender.opened else 0
+    processes = descendants(contender.pid)
+    before = {pid: cpu_s(pid) for pid in processes}
+    busy_before = busy_s(PROXY_CORE)
+    answer = load(tools, folder, contender.port, workload)
+    used = {pid: cpu_s(pid) - before[pid] for pid in processes}
+    others = (busy_s(PROXY_CORE) - busy_before - sum(used.values())) / answer.seconds
+    time.sleep(0.2)  # Let the last report reach the companion.
+    is_stream = workload is CHUNK
+    per = (answer.events if is_stream else answer.answered) or 1
+    by_process = {short(processes[pid]): seconds / per * 1e6 for pid, seconds in used.items()}
+    missing = workload.requests - answer.answered if is_stream else 0
+    return Try(
+        load=answer,
+        by_process_us=by_process,
+        # Ours is judged by its worker, as a peer by its one process; the companion is told beside.
+        judged_us=by_process.get("worker", sum(by_process.values())),
+        errors=answer.errors + max(0, missing),
+        opened=contender.opened() - opened_before if contender.opened else 0,
+        others=max(0.0, others),
+    )
+
+
+def describe(contender: Contender, workload: Workload, best: Try) -> str:
+    """One line for people."""
+    answer = best.load
+    is_stream = workload is CHUNK
+    delay = answer.relay_us if is_stream else answer.latency_us
+    rate = (answer.events if is_stream else answer.answered) / answer.seconds
+    line = f"{contender.name:10s} {best.judged_us:7.1f} us/{workload.name:8s}"
+    line += f"{rate:6.0f}/s, p50 {delay.p50:.0f} us, p99 {delay.p99:.0f} us, errors {best.errors}"
+    if contender.opened:
+        beside = sum(best.by_process_us.values()) - best.judged_us
+        line += f", opened {best.opened}, companion +{beside:.1f} us"
+    disturbed = f", DISTURBED: others had {best.others:.0%} of the core"
+    return line + (disturbed if best.others > MAX_OTHERS else "")
 
 
 def load(

@@ -35,6 +35,7 @@ __all__ = [
     "StreamFraming",
     "first_event",
     "frame_chunk",
+    "is_whole_events",
 ]
 
 MAX_EVENT_BYTES = 8 * 1024 * 1024
@@ -172,6 +173,8 @@ class StreamFraming:
         max_event_bytes: Largest event held back.
 
     Attributes:
+        is_clean: Nothing is held back and the next byte starts a chunk: a read of whole events may
+            go out as it comes.
         is_terminated: The engine has sent the terminator, ``data: [DONE]``.
     """
 
@@ -182,9 +185,9 @@ class StreamFraming:
         "_first_edit",
         "_frames_output",
         "_held",
-        "_is_clean",
         "_max_event_bytes",
         "_scanned",
+        "is_clean",
         "is_terminated",
     )
 
@@ -206,7 +209,7 @@ class StreamFraming:
         self._held = bytearray(held)
         self._scanned = 0
         self.is_terminated = False
-        self._is_clean = False
+        self.is_clean = False
         self._note_state()
 
     @property
@@ -223,15 +226,7 @@ class StreamFraming:
         Raises:
             FramingError: The framing is malformed, or an event is larger than the cap.
         """
-        if (
-            self._is_clean
-            and _USAGE not in data
-            and _PARAMS not in data
-            and _ERROR not in data
-            # One letter is found ten times faster than a word, and chunks of JSON rarely have it.
-            and (b"D" not in data or _DONE not in data)
-            and _is_whole_chunks(data)
-        ):
+        if self.is_clean and is_whole_events(data):
             return data
         return self._forward_slowly(data)
 
@@ -267,7 +262,7 @@ class StreamFraming:
 
     def _note_state(self) -> None:
         """Decide whether the next read may take the fast path."""
-        self._is_clean = (
+        self.is_clean = (
             self._frames_output
             and self._decoder is not None
             and not self._held
@@ -322,21 +317,36 @@ def _split_first(whole: bytes) -> tuple[bytes, bytes]:
     return (whole, b"") if found is None else (whole[: found.end()], whole[found.end() :])
 
 
-def _is_whole_chunks(data: bytes) -> bool:
-    """Whether a read that starts a chunk is made of whole chunks of whole events, not the last."""
+def is_whole_events(data: bytes) -> bool:
+    """Whether a read may go out as it came, chunk framing included.
+
+    It must start a chunk. True where it is made of whole chunks, none of them the last, each of
+    whole events, and none of the marks is in it. As its chunks are whole and written the plain way,
+    whoever parses the stream may leave the read out and still stands at a chunk's start.
+    """
+    if (
+        _USAGE in data
+        or _PARAMS in data
+        or _ERROR in data
+        # One letter is found ten times faster than a word, and chunks of JSON rarely have it.
+        or (b"D" in data and _DONE in data)
+    ):
+        return False
     pos, end = 0, len(data)
     try:
         while pos < end:
             size_end = data.find(b"\r\n", pos)
-            size = int(data[pos:size_end], 16)
+            size_line = data[pos:size_end]
+            size = int(size_line, 16)
             pos = size_end + size + 4
             if (
                 size_end < 0
                 or size <= 0
                 or pos > end
+                or b"%x" % size != size_line
                 or not data.endswith(_EVENT_AND_CHUNK_END, size_end + 2, pos)
             ):
                 return False
-    except ValueError:  # An extension, or a size that is cut: the slow path will see.
+    except ValueError:  # An extension, or a size that is cut.
         return False
     return True

@@ -187,6 +187,8 @@ class EngineLeg:
             idle_timeout_s=idle_timeout_s,
         )
         self.deliver = relay.deliver
+        if self._socket is not None:
+            self._socket.pass_on = relay.pass_on
         return relay
 
     # What the connection calls.

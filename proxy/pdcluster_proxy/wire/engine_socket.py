@@ -1,8 +1,9 @@
 """One TCP connection to an engine, with its HTTP parser.
 
 Shell. It carries legs (``engine_leg.py``) one after the other and knows whether it may carry
-another. llhttp sees every byte but calls back on the end of a message only: framing is checked in
-C, no Python runs per header or per chunk.
+another. llhttp calls back on the end of a message only: framing is checked in C, no Python runs per
+header or per chunk. What a relay passes on untouched, whole chunks of whole events, it does not
+see.
 
 Deliberately not here: what a leg does with the bytes, and which connection is used next.
 """
@@ -43,6 +44,8 @@ class EngineSocket(asyncio.Protocol):
         idle_since: Monotonic instant since which it carries no leg.
         is_complete: The current leg's response has ended by its framing.
         loop: The event loop, which costs a system call to ask for.
+        pass_on: Set by a relay; takes reads that need no parsing and says whether it did. The
+            parser may miss them: they are whole chunks.
     """
 
     # This is all the mutable state of a connection.
@@ -60,6 +63,7 @@ class EngineSocket(asyncio.Protocol):
         "idle_since",
         "is_complete",
         "loop",
+        "pass_on",
     )
 
     def __init__(
@@ -80,6 +84,7 @@ class EngineSocket(asyncio.Protocol):
         self._keeps_alive = False
         self.loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self.loop.create_future()
+        self.pass_on: Callable[[bytes], bool] | None = None
         self.idle_since = 0.0
         self.is_complete = False
 
@@ -115,7 +120,7 @@ class EngineSocket(asyncio.Protocol):
 
     def end_leg(self, *, may_reuse: bool) -> None:
         """The leg is over: back to the pool if another can follow, else close."""
-        self._leg = None
+        self._leg = self.pass_on = None
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -159,6 +164,9 @@ class EngineSocket(asyncio.Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
+        pass_on = self.pass_on
+        if pass_on is not None and pass_on(data):
+            return
         leg = self._leg
         if leg is None or self._is_broken:  # Nobody asked for these bytes.
             self.abort()
@@ -175,6 +183,7 @@ class EngineSocket(asyncio.Protocol):
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         leg, self._leg = self._leg, None
+        self.pass_on = None
         if leg is not None:
             leg.lose(exc)
         self._transport = None

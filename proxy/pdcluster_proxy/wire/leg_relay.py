@@ -13,7 +13,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from pdcluster_proxy.core.framing import FramingError, StreamFraming
+from pdcluster_proxy.core.framing import FramingError, StreamFraming, is_whole_events
 from pdcluster_proxy.core.ports import RelayEnd, RelayOutcome
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class LegRelay:
         "_framing",
         "_heard_at",
         "_idle_timeout_s",
+        "_is_clean",
         "_is_client_slow",
         "_is_complete",
         "_last_at",
@@ -97,6 +98,7 @@ class LegRelay:
         self._source = source
         self._is_complete = is_complete
         self._is_client_slow = False
+        self._is_clean = False
         self._reads = 0
         self._num_bytes = 0
         self._first_at: float | None = None
@@ -107,6 +109,7 @@ class LegRelay:
     def start(self) -> None:
         """Give out what was held before, then whatever the engine's connection delivers."""
         self._give(b"")
+        self._is_clean = self._framing.is_clean
         source = self._source
         if self._is_complete:
             self._complete()
@@ -115,8 +118,25 @@ class LegRelay:
         elif not self._is_client_slow:
             source.resume_reading()
 
+    def pass_on(self, data: bytes) -> bool:
+        """Forward a read as it came, where it may go out so: the hot path of the whole proxy.
+
+        Returns:
+            False where it has to be parsed and delivered.
+        """
+        if not self._is_clean or not is_whole_events(data):
+            return False
+        self._heard_at = self._last_at = now = time.monotonic()
+        if self._first_at is None:
+            self._first_at = now
+        self._reads += 1
+        self._num_bytes += len(data)
+        write = self._write  # Calling the attribute itself is slower: it is a slot.
+        write(data)
+        return True
+
     def deliver(self, data: bytes) -> None:
-        """One read of the engine's body: the hot path of the whole proxy, so all of it is here."""
+        """One read of the engine's body that was parsed."""
         source = self._source
         if source is None:  # It is over.
             return
@@ -130,6 +150,7 @@ class LegRelay:
         except FramingError:
             self.lose()
             return
+        self._is_clean = self._framing.is_clean
         if out:
             self._last_at = now
             if self._first_at is None:
@@ -203,6 +224,7 @@ class LegRelay:
         if self.done.done():
             return
         self._source = None
+        self._is_clean = False
         on_end, self._on_end = self._on_end, _end_nothing  # Else it would be a reference cycle.
         on_end(may_reuse=outcome in (RelayOutcome.COMPLETE, RelayOutcome.UNTERMINATED))
         self.done.set_result(

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from pdcluster_api.problems import Path, Problem, format_path
 from pdcluster_api.proxy_config import KeeperMode, PrefillPolicy
-from pdcluster_api.v1alpha1 import PDCluster, PDClusterSpec
+from pdcluster_api.v1alpha1 import PDCluster, PDClusterSpec, RoleSpec
 
 __all__ = ["KEEPER", "KUBERNETES_ONLY", "NOT_YET", "NotYet", "kubernetes_only", "not_yet"]
 
@@ -45,57 +45,33 @@ def _asks_affinity(spec: PDClusterSpec) -> bool:
     return "prefill" in policy.model_fields_set and policy.prefill is PrefillPolicy.PREFIX_AFFINITY
 
 
+def _of_both_roles(
+    field: str, is_asked: Callable[[RoleSpec], bool], remedy: str
+) -> tuple[NotYet, ...]:
+    return (
+        NotYet(
+            path=("spec", "prefill", field),
+            is_asked=lambda spec: is_asked(spec.prefill),
+            remedy=remedy,
+        ),
+        NotYet(
+            path=("spec", "decode", field),
+            is_asked=lambda spec: is_asked(spec.decode),
+            remedy=remedy,
+        ),
+    )
+
+
 NOT_YET: Final = (
-    NotYet(
-        path=("spec", "prefill", "autoscaling"),
-        is_asked=lambda spec: spec.prefill.autoscaling is not None,
-        remedy="set replicas instead",
+    *_of_both_roles("autoscaling", lambda r: r.autoscaling is not None, "set replicas instead"),
+    *_of_both_roles("tensorParallelSize", lambda r: r.tensor_parallel_size > 1, "leave it at 1"),
+    *_of_both_roles(
+        "pipelineParallelSize", lambda r: r.pipeline_parallel_size > 1, "leave it at 1"
     ),
-    NotYet(
-        path=("spec", "decode", "autoscaling"),
-        is_asked=lambda spec: spec.decode.autoscaling is not None,
-        remedy="set replicas instead",
+    *_of_both_roles(
+        "dataParallelSize", lambda r: r.data_parallel_size > 1, "leave it at 1 and set replicas"
     ),
-    NotYet(
-        path=("spec", "prefill", "tensorParallelSize"),
-        is_asked=lambda spec: spec.prefill.tensor_parallel_size > 1,
-        remedy="leave it at 1",
-    ),
-    NotYet(
-        path=("spec", "decode", "tensorParallelSize"),
-        is_asked=lambda spec: spec.decode.tensor_parallel_size > 1,
-        remedy="leave it at 1",
-    ),
-    NotYet(
-        path=("spec", "prefill", "pipelineParallelSize"),
-        is_asked=lambda spec: spec.prefill.pipeline_parallel_size > 1,
-        remedy="leave it at 1",
-    ),
-    NotYet(
-        path=("spec", "decode", "pipelineParallelSize"),
-        is_asked=lambda spec: spec.decode.pipeline_parallel_size > 1,
-        remedy="leave it at 1",
-    ),
-    NotYet(
-        path=("spec", "prefill", "dataParallelSize"),
-        is_asked=lambda spec: spec.prefill.data_parallel_size > 1,
-        remedy="leave it at 1 and set replicas",
-    ),
-    NotYet(
-        path=("spec", "decode", "dataParallelSize"),
-        is_asked=lambda spec: spec.decode.data_parallel_size > 1,
-        remedy="leave it at 1 and set replicas",
-    ),
-    NotYet(
-        path=("spec", "prefill", "nodes"),
-        is_asked=lambda spec: spec.prefill.nodes > 1,
-        remedy="leave it at 1",
-    ),
-    NotYet(
-        path=("spec", "decode", "nodes"),
-        is_asked=lambda spec: spec.decode.nodes > 1,
-        remedy="leave it at 1",
-    ),
+    *_of_both_roles("nodes", lambda r: r.nodes > 1, "leave it at 1"),
     NotYet(
         path=("spec", "kvTransfer", "bidirectional"),
         is_asked=lambda spec: spec.kv_transfer.bidirectional,

@@ -29,11 +29,9 @@ class ProxyError(PDClusterError):
 
     Attributes:
         status: HTTP status for the client once no try is left.
-        retryable: Whether another endpoint may be tried.
     """
 
     status: ClassVar[int] = 500
-    retryable: ClassVar[bool] = False
 
 
 class RejectedError(ProxyError):
@@ -80,7 +78,6 @@ class LocalFailureError(ProxyError):
 
     reason: ClassVar[str] = "LocalFailure"
     status: ClassVar[int] = 502
-    retryable: ClassVar[bool] = True
 
     def __init__(self, message: str, *, accepted: bool) -> None:
         super().__init__(message)
@@ -118,7 +115,6 @@ class UpstreamFailureError(ProxyError):
 
     reason: ClassVar[str] = "UpstreamFailure"
     status: ClassVar[int] = 502
-    retryable: ClassVar[bool] = True
 
 
 class HandOffError(ProxyError):
@@ -126,4 +122,3 @@ class HandOffError(ProxyError):
 
     reason: ClassVar[str] = "HandOff"
     status: ClassVar[int] = 502
-    retryable: ClassVar[bool] = True

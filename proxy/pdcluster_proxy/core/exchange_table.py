@@ -225,12 +225,8 @@ def _stream_ended(x: Exchange, _event: UpstreamEnded, _now: float) -> Outcome:
     return replace(x, state=_DONE), ()
 
 
-def _stream_failed(x: Exchange, event: UpstreamFailed, _now: float) -> Outcome:
+def _stream_failed(x: Exchange, event: UpstreamFailed | DeadlinePassed, _now: float) -> Outcome:
     """Class 3: the client has seen a byte; the truncation is made visible."""
-    return replace(x, state=_FAILED), (AbortLeg(), StreamError(event.failure))
-
-
-def _stream_overdue(x: Exchange, event: DeadlinePassed, _now: float) -> Outcome:
     return replace(x, state=_FAILED), (AbortLeg(), StreamError(event.failure))
 
 
@@ -299,7 +295,7 @@ TABLE: Final[Mapping[tuple[State, type[Event]], Rule]] = {
     (State.STREAMING, UpstreamEnded): Rule(_stream_ended, (State.DONE,)),
     (State.STREAMING, UpstreamFailed): Rule(_stream_failed, (State.FAILED,)),
     (State.STREAMING, ClientGone): _LEAVE,
-    (State.STREAMING, DeadlinePassed): Rule(_stream_overdue, (State.FAILED,)),
+    (State.STREAMING, DeadlinePassed): Rule(_stream_failed, (State.FAILED,)),
     (State.DONE, ClientGone): Rule(_stay, (State.DONE,)),
     (State.DONE, DeadlinePassed): Rule(_stay, (State.DONE,)),
     (State.FAILED, ClientGone): Rule(_stay, (State.FAILED,)),

@@ -86,7 +86,8 @@ class _ErrorBody(msgspec.Struct, gc=False):
 _PREFILL: Final = msgspec.json.Decoder(_PrefillReply)
 _ANSWER: Final = msgspec.json.Decoder(_Answer)
 _ERROR: Final = msgspec.json.Decoder(_ErrorBody)
-_DECODE_FAILURES: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+DECODE_FAILURES: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+"""What decoding bytes of others can raise."""
 
 
 def parse_prefill_reply(body: bytes) -> tuple[KVTransferParams, PrefillUsage]:
@@ -98,7 +99,7 @@ def parse_prefill_reply(body: bytes) -> tuple[KVTransferParams, PrefillUsage]:
     """
     try:
         reply = _PREFILL.decode(body)
-    except _DECODE_FAILURES as error:
+    except DECODE_FAILURES as error:
         raise UpstreamFailureError(f"The prefill answer is not what vLLM sends: {error}") from error
     if not reply.choices or reply.choices[0].finish_reason == FINISH_ERROR:
         raise UpstreamFailureError("The prefill engine answered without a usable choice.")
@@ -133,7 +134,7 @@ def client_answer(body: bytes, prefill: PrefillUsage | None) -> bytes:
     """
     try:
         answer = _ANSWER.decode(body)
-    except _DECODE_FAILURES as error:
+    except DECODE_FAILURES as error:
         raise UpstreamFailureError(f"The decode answer is not what vLLM sends: {error}") from error
     if not answer.choices:
         raise UpstreamFailureError("The decode engine answered without a choice.")
@@ -175,14 +176,14 @@ def client_usage(usage: Raw, prefill: PrefillUsage) -> Raw:
     """
     try:
         top = _TOP.decode(usage)
-    except _DECODE_FAILURES:
+    except DECODE_FAILURES:
         return usage
     details = top.get("prompt_tokens_details", _NULL)
     if bytes(details) == b"null":
         return usage
     try:
         inner = _TOP.decode(details)
-    except _DECODE_FAILURES:
+    except DECODE_FAILURES:
         return usage
     inner["cached_tokens"] = Raw(b"%d" % (prefill.cached_tokens or 0))
     top["prompt_tokens_details"] = Raw(_ENCODER.encode(inner))
@@ -194,6 +195,6 @@ def upstream_error_message(body: bytes) -> str:
     try:
         parsed = _ERROR.decode(body)
         message = (parsed.error.message if parsed.error else "") or parsed.message
-    except _DECODE_FAILURES:
+    except DECODE_FAILURES:
         message = body.decode("utf-8", "replace")
     return message.strip()[:2000] or "The engine refused the request without saying why."

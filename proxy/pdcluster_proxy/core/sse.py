@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from pdcluster_proxy.core.replies import (
+    DECODE_FAILURES,
     FINISH_ERROR,
     PrefillUsage,
     client_usage,
@@ -33,7 +34,6 @@ class _Choice(msgspec.Struct, gc=False):
 
 
 _CHOICES: Final = msgspec.json.Decoder(list[_Choice])
-_DECODE_FAILURES: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
 def event_data(event: bytes) -> bytes:
@@ -52,7 +52,7 @@ def is_failure_event(event: bytes) -> bool:
         return False
     try:
         top = _TOP.decode(event_data(event))
-    except _DECODE_FAILURES:
+    except DECODE_FAILURES:
         return False
     return _says_error(top)
 
@@ -66,7 +66,7 @@ def _says_error(top: dict[str, Raw]) -> bool:
         return False
     try:
         return any(choice.finish_reason == FINISH_ERROR for choice in _CHOICES.decode(choices))
-    except _DECODE_FAILURES:
+    except DECODE_FAILURES:
         return False
 
 
@@ -94,7 +94,7 @@ class StreamEditor:
             return event
         try:
             top = _TOP.decode(data)
-        except _DECODE_FAILURES:
+        except DECODE_FAILURES:
             # Never let bytes with a connector field's name through, however they are dressed.
             return b"" if b"_transfer_params" in event else event
         if _says_error(top):

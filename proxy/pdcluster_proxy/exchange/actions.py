@@ -47,6 +47,7 @@ from pdcluster_proxy.core.exchange import (
     StreamError,
     UpstreamEnded,
     UpstreamFailed,
+    refusal,
 )
 from pdcluster_proxy.core.failures import (
     Failure,
@@ -228,10 +229,7 @@ class Actions:
         left = self._hold_until(grant) - worker.clock()
         if left <= 0:
             message = "No decode engine became ready in time. Retry the request."
-            failure = Failure(
-                FailureKind.UNREACHED, 503, "no-decode-engine", message, retry_after_s=1
-            )
-            return DeadlinePassed(failure)
+            return DeadlinePassed(refusal("no-decode-engine", message))
         await worker.pool_change(min(left, AWAIT_DECODE_S))
         return self.pick_decode(command)
 

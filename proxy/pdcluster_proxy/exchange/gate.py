@@ -13,6 +13,8 @@ from pdcluster_proxy.errors import RejectedError
 
 __all__ = ["Gate"]
 
+_START = Admission.START
+
 
 class Gate:
     """Bounds the exchanges of one worker.
@@ -34,7 +36,8 @@ class Gate:
 
     def enter_at_once(self) -> bool:
         """Take a place where one is free and nobody waits; :meth:`leave` gives it back."""
-        if self.running >= self._limits.max_in_flight or self._waiting:
+        verdict = decide(self._limits, running=self.running, waiting=len(self._waiting))
+        if verdict is not _START:
             return False
         self.running += 1
         return True

@@ -42,7 +42,6 @@ class Story:
         self._route: str = request.api
         # This is all the mutable state.
         self.code = ""
-        self._num_bytes = 0
         self.record = ExchangeRecord(
             event=EVENT, request_id=request_id, route=self._route, stream=request.stream
         )
@@ -98,7 +97,6 @@ class Story:
 
     def relayed(self, end: RelayEnd) -> None:
         """A stream ended."""
-        self._num_bytes = end.num_bytes
         self._worker.companion.count("relayed_bytes_total", (), end.num_bytes)
 
     def failed(self, failure: Failure) -> None:

@@ -170,7 +170,6 @@ def request_head(
         ValueError: A field has a line end in it: it would be two fields on the wire.
     """
     fields = [b"%b: %b\r\n" % field for field in headers]
-    head = b"%b%b%d\r\n\r\n" % (_head_start(method, path, address), b"".join(fields), body_len)
     head = b"".join(
         (_head_start(method, path, address), *fields, b"content-length: %d\r\n\r\n" % body_len)
     )

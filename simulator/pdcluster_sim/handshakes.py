@@ -88,9 +88,12 @@ class HandshakeThread:
         self._loop.call_soon_threadsafe(self._begin, lease)
 
     def silence(self) -> None:
-        """Stop to answer, as vLLM's listener does after a malformed request."""
+        """Stop to answer, as vLLM's listener does after a malformed request.
+
+        Waits until that holds, so that what is asked afterwards is surely not answered.
+        """
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._silence)
+        asyncio.run_coroutine_threadsafe(self._silence(), self._loop).result()
 
     def stop(self) -> None:
         """Close the socket and end the thread; idempotent."""
@@ -130,11 +133,12 @@ class HandshakeThread:
         _log.debug("Received message for pp rank 0, tp rank 0")
         return self._payload
 
-    def _silence(self) -> None:
+    async def _silence(self) -> None:
         # The socket stays open and takes requests, but nobody reads them: as seen from a peer
         # of a vLLM whose listener has ended.
         if self._listening is not None:
             self._listening.cancel()
+            await asyncio.wait([self._listening])
 
     def _begin(self, lease: RemoteLease) -> None:
         assert self._loop is not None

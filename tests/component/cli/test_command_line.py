@@ -87,7 +87,7 @@ BAD_FILES: dict[str, tuple[Any, str]] = {
     "lease too short": (resource(kvTransfer={"kvLeaseDurationSeconds": 3}), "must be at least 6"),
     "no time for a hand-off": (
         resource(kvTransfer={"kvLeaseDurationSeconds": 7}),
-        "Set it to 9 or more, or turn on spec.proxy.leaseKeeper",
+        "Set it to 9 or more, or set spec.proxy.handOffDeadlineSeconds",
     ),
     "not yet supported": (resource(kvTransfer={"bidirectional": True}), "not yet supported"),
     "an owned flag": (

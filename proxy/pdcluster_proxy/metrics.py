@@ -99,6 +99,10 @@ _FROM_WORKERS: Final = (
         "requests_refused_total", "Requests refused below the application: not valid HTTP.", "code"
     ),
     _counter("connections_opened_total", "Connections opened to engines.", "address"),
+    _counter("leases_total", "Steps of KV leases: granted, handed-off, ended.", "endpoint", "step"),
+    _counter(
+        "leg_outcomes_total", "Ended legs by what they say of the engine.", "endpoint", "kind"
+    ),
     _counter("reports_dropped_total", "Reports lost because the companion did not take them."),
 )
 
@@ -110,12 +114,8 @@ _FROM_COMPANION: Final = (
     _gauge("endpoint_state", "1 for the state an endpoint is in.", "endpoint", "role", "state"),
     _gauge("leases_held", "Leases granted that have not ended.", "endpoint"),
     _gauge("oldest_lease_seconds", "Age of the oldest lease held.", "endpoint"),
-    _counter("leases_total", "Steps of KV leases: granted, handed-off, ended.", "endpoint", "step"),
     _counter(
         "endpoint_transitions_total", "Changes of an endpoint's state.", "endpoint", "from", "to"
-    ),
-    _counter(
-        "leg_outcomes_total", "Ended legs by what they say of the engine.", "endpoint", "kind"
     ),
     _counter("check_failures_total", "Failed active checks.", "endpoint", "reason"),
     _counter("scrape_failures_total", "Engine metrics that could not be read.", "endpoint"),

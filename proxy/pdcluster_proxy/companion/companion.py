@@ -22,7 +22,6 @@ from pdcluster_proxy.core.messages import (
     Drain,
     EndpointState,
     EndpointView,
-    LeaseEventKind,
     OutcomeKind,
     PoolSnapshot,
     Snapshot,
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from pdcluster_proxy.companion.exposition import EngineFigures
     from pdcluster_proxy.companion.figures import Gauge
     from pdcluster_proxy.companion.roster import Transition
-    from pdcluster_proxy.core.messages import InFlight, LeaseEvent, Report
+    from pdcluster_proxy.core.messages import InFlight, LeaseEvent, PairMet, Report
 
 __all__ = ["Companion", "EngineChecks", "WorkerLink"]
 
@@ -187,23 +186,16 @@ class Companion:
             known.legs[leg.endpoint] = leg
             self._has_news = True
         now = self._clock()
-        self._count_all("leases_total", [(e.endpoint, e.kind.value) for e in report.leases])
         for lease in report.leases:
             self._lease(lease, now)
+        for pair in report.pairs_met:
+            self._met(pair)
         fits = [self.figures.count(*increment) for increment in report.counters]
-        fits += [self.figures.observe(*observation) for observation in report.observations]
+        fits += [self.figures.add_histogram(increment) for increment in report.histograms]
         if not all(fits):
             self.figures.count("malformed_reports_total")
             _LOG.error("report.malformed", extra={"seq": report.seq})
-        self._count_all("leg_outcomes_total", [(o.endpoint, o.kind.value) for o in report.outcomes])
-        proved: set[str] = set()
         for outcome in report.outcomes:
-            if outcome.kind is OutcomeKind.SUCCEEDED:
-                if outcome.endpoint in proved:  # One proves as much as many.
-                    continue
-                proved.add(outcome.endpoint)
-            else:
-                proved.discard(outcome.endpoint)
             self._changed(self._roster.outcome(outcome.endpoint, outcome.kind, now=now))
             if outcome.kind is OutcomeKind.FAILED_LOCALLY and self._checks is not None:
                 self._checks.check_soon(outcome.endpoint)
@@ -290,17 +282,16 @@ class Companion:
         self._ledger.apply(lease, now=now)
         if self._roster.learnt_engine_id(lease.endpoint, lease.engine_id):
             self._has_news = True
-        if lease.kind is LeaseEventKind.ENDED and lease.engine_id and lease.decode_endpoint:
-            pair = (lease.engine_id, lease.decode_endpoint, lease.decode_incarnation)
-            if pair not in self._warm_pairs:
-                self._warm_pairs[pair] = None
-                self._has_news = True
-                if len(self._warm_pairs) > MAX_WARM_PAIRS:
-                    del self._warm_pairs[next(iter(self._warm_pairs))]
 
-    def _count_all(self, short: str, labels: Iterable[tuple[str, ...]]) -> None:
-        for each, number in Counter(labels).items():
-            self.figures.count(short, each, number)
+    def _met(self, met: PairMet) -> None:
+        if self._roster.learnt_engine_id(met.endpoint, met.engine_id):
+            self._has_news = True
+        pair = (met.engine_id, met.decode_endpoint, met.decode_incarnation)
+        if pair not in self._warm_pairs:
+            self._warm_pairs[pair] = None
+            self._has_news = True
+            if len(self._warm_pairs) > MAX_WARM_PAIRS:
+                del self._warm_pairs[next(iter(self._warm_pairs))]
 
     def _changed(self, transitions: tuple[Transition, ...]) -> None:
         """Log and count changes of state, and tell the workers."""

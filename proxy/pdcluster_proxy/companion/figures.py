@@ -6,7 +6,7 @@ workers and costs a file per metric and process; here workers report increments 
 
 from __future__ import annotations
 
-import bisect
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -21,6 +21,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from pdcluster_proxy.core.messages import HistogramIncrement
 from pdcluster_proxy.metrics import METRICS, Kind, Metric
 
 __all__ = ["Figures", "Gauge"]
@@ -72,10 +73,13 @@ class Figures(Collector):
         series[labels] = series.get(labels, 0.0) + amount
         return True
 
-    def observe(self, short: str, labels: tuple[str, ...], value: float) -> bool:
-        """Add one value to a histogram; False as with :meth:`count`."""
+    def add_histogram(self, increment: HistogramIncrement) -> bool:
+        """Add values to a histogram; False as with :meth:`count`."""
+        short, labels = increment.name, increment.labels
         metric = _fitting(short, Kind.HISTOGRAM, labels)
-        if metric is None or value != value:  # noqa: PLR0124 (NaN is the one value that differs)
+        if metric is None or len(increment.counts) != len(metric.buckets) + 1:
+            return False
+        if min(increment.counts) < 0 or not math.isfinite(increment.total):
             return False
         series = self._histograms.setdefault(short, {})
         histogram = series.get(labels)
@@ -83,8 +87,10 @@ class Figures(Collector):
             if len(series) >= MAX_SERIES:
                 return False
             histogram = series[labels] = _Histogram(len(metric.buckets))
-        histogram.counts[bisect.bisect_left(metric.buckets, value)] += 1
-        histogram.total += value
+        histogram.counts = [
+            old + new for old, new in zip(histogram.counts, increment.counts, strict=True)
+        ]
+        histogram.total += increment.total
         return True
 
     def counter(self, short: str, labels: tuple[str, ...] = ()) -> float:

@@ -14,12 +14,14 @@ __all__ = [
     "Drain",
     "EndpointState",
     "EndpointView",
+    "HistogramIncrement",
     "InFlight",
     "LeaseEvent",
     "LeaseEventKind",
     "Load",
     "Outcome",
     "OutcomeKind",
+    "PairMet",
     "PoolSnapshot",
     "Report",
     "Snapshot",
@@ -148,18 +150,42 @@ class LeaseEvent(msgspec.Struct, frozen=True):
     """With ENDED: no engine will read any more, so P may have its blocks back at once."""
 
 
+class PairMet(msgspec.Struct, frozen=True):
+    """A decode engine has read from a prefill engine: the pair is warm."""
+
+    endpoint: str
+    """The prefill endpoint."""
+    engine_id: str
+    """What its engine called itself."""
+    decode_endpoint: str
+    decode_incarnation: int
+
+
+class HistogramIncrement(msgspec.Struct, frozen=True):
+    """Values of one label set of a histogram, sorted into its buckets."""
+
+    name: str
+    labels: tuple[str, ...]
+    counts: tuple[int, ...]
+    """Per bucket, not cumulated; the last one has no upper bound."""
+    total: float
+    """Sum of the values."""
+
+
 class Report(msgspec.Struct, frozen=True, tag="report"):
-    """Worker to companion: everything since the last report, one per event-loop pass at most."""
+    """Worker to companion: everything since the last report (``core/reporting.py``)."""
 
     seq: int
     in_flight: tuple[InFlight, ...] = ()
     """Changed endpoints only; full list on the first report of a connection."""
     outcomes: tuple[Outcome, ...] = ()
+    """Of several successes in a row on one endpoint the first only."""
     leases: tuple[LeaseEvent, ...] = ()
+    """Without those of leases that began and ended within this report."""
+    pairs_met: tuple[PairMet, ...] = ()
     counters: tuple[tuple[str, tuple[str, ...], float], ...] = ()
     """(metric name, label values, increment); names and labels are declared in ``metrics.py``."""
-    observations: tuple[tuple[str, tuple[str, ...], float], ...] = ()
-    """(histogram name, label values, value)."""
+    histograms: tuple[HistogramIncrement, ...] = ()
     running: int = 0
     """Exchanges that run in this worker now."""
     queued: int = 0

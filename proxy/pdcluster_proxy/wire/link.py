@@ -20,15 +20,14 @@ from typing_extensions import override
 
 from pdcluster_proxy.core.messages import (
     Drain,
-    InFlight,
     LeaseEvent,
     Outcome,
     OutcomeKind,
     PoolSnapshot,
-    Report,
     Snapshot,
     ToWorker,
 )
+from pdcluster_proxy.core.reporting import PendingReport
 from pdcluster_proxy.errors import UpstreamFailureError
 from pdcluster_proxy.wire.frames import FrameReader, frame
 
@@ -48,9 +47,6 @@ HEARTBEAT_S = 0.5
 
 RECONNECT_S = 0.2
 """Between two tries to reach a companion that is away."""
-
-MAX_PENDING = 20_000
-"""Most outcomes, lease events and observations kept while the companion does not take them."""
 
 _MAX_UNSENT_BYTES = 1024 * 1024
 """More than this in the socket's buffer means that the companion hangs."""
@@ -89,13 +85,7 @@ class CompanionLink:
         self._wire: _Wire | None = None
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._seq = 0
-        self._legs: dict[str, tuple[int, int]] = {}
-        self._changed: set[str] = set()
-        self._outcomes: list[Outcome] = []
-        self._leases: list[LeaseEvent] = []
-        self._counters: dict[tuple[str, tuple[str, ...]], float] = {}
-        self._observations: list[tuple[str, tuple[str, ...], float]] = []
+        self._pending = PendingReport()
 
     # The port.
 
@@ -111,26 +101,25 @@ class CompanionLink:
         """Report its end; without an outcome the endpoint is neither to praise nor to blame."""
         self._add_leg(endpoint, -1, -prompt_tokens)
         if outcome is not None:
-            self._outcomes.append(outcome)
+            self._pending.add_outcome(outcome)
             if outcome.kind is not OutcomeKind.SUCCEEDED:
                 self._flush_soon()
 
     def lease(self, event: LeaseEvent) -> None:
         """Report one step of one lease."""
-        self._leases.append(event)
+        self._pending.add_lease(event)
         if self._timer is None:
             self._flush_later()
 
     def count(self, name: str, labels: tuple[str, ...], amount: float = 1.0) -> None:
         """Add to a counter."""
-        key = (name, labels)
-        self._counters[key] = self._counters.get(key, 0.0) + amount
+        self._pending.count(name, labels, amount)
         if self._timer is None:
             self._flush_later()
 
     def observe(self, name: str, labels: tuple[str, ...], value: float) -> None:
         """Add one value to a histogram."""
-        self._observations.append((name, labels, value))
+        self._pending.observe(name, labels, value)
         if self._timer is None:
             self._flush_later()
 
@@ -188,7 +177,7 @@ class CompanionLink:
                 continue
             _LOG.info("companion.connected")
             self._wire = wire
-            self._changed = set(self._legs)
+            self._pending.tell_all_legs()
             self._flush()
             try:
                 while not wire.closed.done():
@@ -213,9 +202,7 @@ class CompanionLink:
         return wire
 
     def _add_leg(self, endpoint: str, legs: int, prompt_tokens: int) -> None:
-        old = self._legs.get(endpoint, (0, 0))
-        self._legs[endpoint] = (old[0] + legs, old[1] + prompt_tokens)
-        self._changed.add(endpoint)
+        self._pending.add_legs(endpoint, legs, prompt_tokens)
         if self._timer is None:
             self._flush_later()
 
@@ -230,43 +217,16 @@ class CompanionLink:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(0.0, self._flush)
 
-    def _drop_surplus(self) -> None:
-        """Forget the oldest of what the companion does not take."""
-        for kept in (self._outcomes, self._leases, self._observations):
-            surplus = len(kept) - MAX_PENDING
-            if surplus > 0:
-                del kept[:surplus]
-                key: tuple[str, tuple[str, ...]] = ("reports_dropped_total", ())
-                self._counters[key] = self._counters.get(key, 0.0) + surplus
-
     def _flush(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         wire = self._wire
         if wire is None or wire.num_unsent > _MAX_UNSENT_BYTES:
-            self._drop_surplus()
+            self._pending.drop_surplus()
             return
-        self._seq += 1
         self._sampled = running, queued = self._sample()
-        report = Report(
-            seq=self._seq,
-            in_flight=tuple([InFlight(name, *self._legs[name]) for name in self._changed]),
-            outcomes=tuple(self._outcomes),
-            leases=tuple(self._leases),
-            counters=tuple([(*key, amount) for key, amount in self._counters.items()]),
-            observations=tuple(self._observations),
-            running=running,
-            queued=queued,
-        )
-        for name in self._changed:
-            if self._legs[name] == (0, 0):
-                del self._legs[name]
-        self._changed.clear()
-        self._outcomes.clear()
-        self._leases.clear()
-        self._counters.clear()
-        self._observations.clear()
+        report = self._pending.take(running=running, queued=queued)
         wire.send(self._encoder.encode(report))
 
 

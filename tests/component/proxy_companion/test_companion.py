@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import pytest
@@ -12,17 +13,20 @@ from pdcluster_proxy.companion.exposition import EngineFigures
 from pdcluster_proxy.core.messages import (
     Drain,
     EndpointState,
+    HistogramIncrement,
     InFlight,
     LeaseEvent,
     LeaseEventKind,
     Load,
     Outcome,
     OutcomeKind,
+    PairMet,
     PoolSnapshot,
     Report,
     Snapshot,
     ToWorker,
 )
+from pdcluster_proxy.metrics import METRICS
 
 GRANTED, HANDED_OFF, ENDED = LeaseEventKind
 
@@ -242,8 +246,7 @@ def test_a_pair_that_exchanged_kv_is_warm_until_either_side_boots_again() -> Non
     rig = Rig()
     rig.companion.scraped("d-0", EngineFigures(load=Load(), started_at=1.0))
     boot = next(v.incarnation for v in rig.companion.endpoints() if v.name == "d-0")
-    ended = lease(ENDED, decode_endpoint="d-0", decode_incarnation=boot)
-    rig.report(leases=(lease(GRANTED), ended))
+    rig.report(pairs_met=(PairMet("p-0", "e1", "d-0", boot),))
     rig.companion.push()
     assert list(rig.worker.pools[-1].warm_pairs) == [("e1", "d-0", boot)]
     assert rig.worker.pools[-1].endpoints[0].engine_id == "e1"
@@ -251,11 +254,12 @@ def test_a_pair_that_exchanged_kv_is_warm_until_either_side_boots_again() -> Non
     assert not rig.worker.pools[-1].warm_pairs
 
 
-def test_a_lease_that_ended_without_a_decode_engine_warms_no_pair() -> None:
+def test_a_lease_alone_warms_no_pair_but_names_the_engine() -> None:
     rig = Rig()
-    rig.report(leases=(lease(GRANTED), lease(ENDED)))
+    rig.report(leases=(lease(GRANTED),))
     rig.companion.push()
     assert rig.worker.pools[-1].warm_pairs == ()
+    assert rig.worker.pools[-1].endpoints[0].engine_id == "e1"
 
 
 # Readiness and drain.
@@ -307,11 +311,17 @@ def exported(rig: Rig) -> dict[str, float]:
     return samples
 
 
+def buckets(index: int) -> tuple[int, ...]:
+    """Give the counts of a request_seconds histogram with one value, in bucket ``index``."""
+    bounds = METRICS["request_seconds"].buckets
+    return tuple(int(each == index) for each in range(len(bounds) + 1))
+
+
 def test_reports_become_metrics() -> None:
     rig = Rig()
     rig.report(
         counters=(("requests_total", ("chat", "200", ""), 2.0),),
-        observations=(("request_seconds", ("chat",), 0.3),),
+        histograms=(HistogramIncrement("request_seconds", ("chat",), buckets(5), 0.3),),
         running=4,
         queued=1,
         in_flight=(InFlight("d-0", 4),),
@@ -329,9 +339,7 @@ def test_reports_become_metrics() -> None:
         "queued": 1.0,
         "workers": 1.0,
         'legs_in_flight{endpoint="d-0"}': 4.0,
-        'leg_outcomes_total{endpoint="d-0",kind="succeeded"}': 1.0,
         'leases_held{endpoint="p-0"}': 1.0,
-        'leases_total{endpoint="p-0",step="granted"}': 1.0,
         'endpoint_state{endpoint="p-0",role="prefill",state="ready"}': 1.0,
         'endpoint_transitions_total{endpoint="p-0",from="ejected",to="ready"}': 1.0,
         "malformed_reports_total": 0.0,
@@ -346,8 +354,10 @@ def test_reports_become_metrics() -> None:
         {"counters": (("requests_total", ("chat",), 1.0),)},
         {"counters": (("request_seconds", ("chat",), 1.0),)},
         {"counters": (("re_prefills_total", (), -1.0),)},
-        {"observations": (("request_seconds", ("chat", "x"), 1.0),)},
-        {"observations": (("request_seconds", ("chat",), float("nan")),)},
+        {"histograms": (HistogramIncrement("request_seconds", ("chat", "x"), buckets(0), 1.0),)},
+        {"histograms": (HistogramIncrement("request_seconds", ("chat",), buckets(0), math.nan),)},
+        {"histograms": (HistogramIncrement("request_seconds", ("chat",), (1,), 1.0),)},
+        {"histograms": (HistogramIncrement("re_prefills_total", (), (1,), 1.0),)},
     ],
 )
 def test_a_report_that_fits_no_metric_is_counted_and_harms_nothing(

@@ -22,8 +22,9 @@ from pdcluster_proxy.core.messages import (
     Report,
     Snapshot,
 )
+from pdcluster_proxy.core.reporting import MAX_PENDING
 from pdcluster_proxy.wire.frames import frame
-from pdcluster_proxy.wire.link import MAX_PENDING, CompanionLink
+from pdcluster_proxy.wire.link import CompanionLink
 from pdcluster_proxy.wire.link_server import LinkServer, WorkerPeer
 
 NUMBERS = iter(range(1_000_000))
@@ -127,8 +128,14 @@ async def test_what_is_told_at_once_goes_out_in_one_report(name: str, link: Comp
     assert set(report.in_flight) == {InFlight("p-0", 1, 50), InFlight("d-0", 0, 0)}
     assert report.outcomes == (Outcome("p-0", OutcomeKind.SUCCEEDED),)
     assert report.leases == (lease,)
-    assert report.counters == (("requests_total", ("chat", "200", ""), 3.0),)
-    assert report.observations == (("request_seconds", ("chat",), 0.5),)
+    assert set(report.counters) == {
+        ("requests_total", ("chat", "200", ""), 3.0),
+        ("leases_total", ("p-0", "granted"), 1.0),
+        ("leg_outcomes_total", ("p-0", "succeeded"), 1.0),
+    }
+    assert [(h.name, sum(h.counts), h.total) for h in report.histograms] == [
+        ("request_seconds", 1, 0.5)
+    ]
     assert (report.running, report.queued) == (3, 1)
 
 
@@ -165,16 +172,16 @@ async def test_a_worker_outlives_its_companion_and_tells_the_next_all_open_legs(
 async def test_what_waits_for_a_companion_is_bounded(name: str) -> None:
     link = CompanionLink(name, flush_s=0.0, reconnect_s=0.01)
     for number in range(MAX_PENDING + 5):
-        link.observe("request_seconds", ("chat",), float(number))
+        link.lease(LeaseEvent(kind=LeaseEventKind.GRANTED, endpoint="p-0", request_id=str(number)))
     await asyncio.sleep(0.01)
     watcher = Watcher()
     async with listening(name, watcher):
         link.start()
         await eventually(lambda: bool(watcher.reports))
         report = watcher.reports[0]
-        assert len(report.observations) == MAX_PENDING
-        assert report.observations[-1][2] == MAX_PENDING + 4
-        assert report.counters == (("reports_dropped_total", (), 5.0),)
+        assert len(report.leases) == MAX_PENDING
+        assert report.leases[-1].request_id == str(MAX_PENDING + 4)
+        assert ("reports_dropped_total", (), 5.0) in report.counters
         await link.close()
 
 

@@ -5,7 +5,7 @@ Shell. A program's own children may outlive it: vLLM's engine core and workers g
 program ends, or the guard's parent does, it kills what is left and removes the tree's files in
 shared memory.
 
-Signals to the guard: TERM asks the program to stop and gives it ``--grace`` seconds; HUP kills the
+Signals to the guard: TERM asks the program to stop and gives it ``--grace`` seconds; USR1 kills the
 tree at once, and is what the kernel sends when the parent dies. If the guard itself is killed, the
 kernel kills the program, and the parent cleans up the rest (``--record`` tells it which files; what
 a program has made since the guard's last look, a quarter of a second at first, is then missed).
@@ -36,7 +36,14 @@ from pdcluster_cli.process_tree import (
     shared_files,
 )
 
-__all__ = ["ENVIRONMENT_VARIABLE", "MARK_VARIABLE", "guard_argv", "main", "read_record"]
+__all__ = [
+    "ENVIRONMENT_VARIABLE",
+    "KILL_SIGNAL",
+    "MARK_VARIABLE",
+    "guard_argv",
+    "main",
+    "read_record",
+]
 
 ENVIRONMENT_VARIABLE = "PDCLUSTER_GUARD_ENVIRONMENT"
 """Environment variable with the program's own variables as a JSON object; it does not get it."""
@@ -44,7 +51,11 @@ ENVIRONMENT_VARIABLE = "PDCLUSTER_GUARD_ENVIRONMENT"
 MARK_VARIABLE = "PDCLUSTER_GUARD"
 """Environment variable that marks a tree; its value is ``--id``."""
 
-_HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+KILL_SIGNAL = signal.SIGUSR1
+"""Ends the tree at once. Not HUP: whoever is started by nohup inherits that it is ignored, and then
+one that comes before the guard is up would be lost."""
+
+_HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, KILL_SIGNAL)
 _EAGER_S = 10.0
 """Seconds after the start in which shared memory is looked at often: programs make it early."""
 _EAGER_PERIOD_S = 0.25
@@ -111,7 +122,7 @@ class _Guard:
             if code is not None:
                 return code
             overdue = self.kill_at is not None and time.monotonic() >= self.kill_at
-            if number == signal.SIGHUP or overdue:
+            if number in {KILL_SIGNAL, signal.SIGHUP} or overdue:
                 return -signal.SIGKILL
 
     def _patience_s(self) -> float:
@@ -184,7 +195,7 @@ def main(words: list[str] | None = None) -> int:
     # Taken one by one in _Guard.wait: no handler can run in the middle of anything.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     own_pid = os.getpid()
-    die_with_parent(signal.SIGHUP, options.parent or os.getppid())
+    die_with_parent(KILL_SIGNAL, options.parent or os.getppid())
     adopt_orphans()
 
     def in_child() -> None:

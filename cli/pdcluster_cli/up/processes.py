@@ -16,7 +16,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdcluster_cli.guard import ENVIRONMENT_VARIABLE, MARK_VARIABLE, guard_argv, read_record
+from pdcluster_cli.guard import (
+    ENVIRONMENT_VARIABLE,
+    KILL_SIGNAL,
+    MARK_VARIABLE,
+    guard_argv,
+    read_record,
+)
 from pdcluster_cli.process_tree import marked, remove_shared_files
 
 __all__ = ["Launcher", "Running"]
@@ -67,7 +73,7 @@ class Running:
 
     def kill(self) -> None:
         """End the program and its tree at once."""
-        self._send(signal.SIGHUP)
+        self._send(KILL_SIGNAL)
 
     def _send(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):

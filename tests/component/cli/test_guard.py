@@ -13,7 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pdcluster_cli.guard import ENVIRONMENT_VARIABLE, MARK_VARIABLE, guard_argv, read_record
+from pdcluster_cli.guard import (
+    ENVIRONMENT_VARIABLE,
+    KILL_SIGNAL,
+    MARK_VARIABLE,
+    guard_argv,
+    read_record,
+)
 
 Until = Callable[..., None]
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -79,7 +85,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield start
     for guard in guards:
         if guard.poll() is None:
-            guard.send_signal(signal.SIGHUP)
+            guard.send_signal(KILL_SIGNAL)
             guard.wait(20)
 
 
@@ -136,6 +142,7 @@ def test_what_ignores_term_is_killed_after_its_grace(
     "how",
     [
         pytest.param(lambda guard, _tree: guard.terminate(), id="TERM"),
+        pytest.param(lambda guard, _tree: guard.send_signal(KILL_SIGNAL), id="kill signal"),
         pytest.param(lambda guard, _tree: guard.send_signal(signal.SIGHUP), id="HUP"),
         pytest.param(lambda _guard, tree: tree[0].kill(), id="program killed"),
     ],

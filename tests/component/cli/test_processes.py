@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -100,6 +101,17 @@ async def test_one_that_is_killed_before_its_guard_is_up_leaves_nothing(
     launcher: Launcher,
 ) -> None:
     running = await launch(launcher, "import time; time.sleep(600)", grace_s=600)
+    running.kill()
+    async with asyncio.timeout(20):
+        assert await running.ended() > 128
+
+
+async def test_so_does_one_whose_hang_ups_are_ignored_as_under_nohup(launcher: Launcher) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        running = await launch(launcher, "import time; time.sleep(600)", grace_s=600)
+    finally:
+        signal.signal(signal.SIGHUP, before)
     running.kill()
     async with asyncio.timeout(20):
         assert await running.ended() > 128

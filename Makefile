@@ -76,7 +76,7 @@ lint: setup ## Style, spelling
 	@$(BIN)/codespell
 
 .PHONY: types
-types: setup ## Types of all sources and tests
+types: setup ## Types of all programs (crds lease operator proxy simulator cli)
 	@$(BIN)/mypy
 
 .PHONY: imports

@@ -287,7 +287,7 @@ def main() -> None:
         url = cluster.url if stays else "http://127.0.0.1:8080"
         admin_url = cluster.admin_url if stays else "http://127.0.0.1:9090"
         say(
-            f"  curl -sS --no-buffer {url}/v1/chat/completions -H 'content-type: "
+            f"  curl -sSN {url}/v1/chat/completions -H 'content-type: "
             f"application/json' -d '{json.dumps(body)}'"
         )
         say(f"  curl -sS {admin_url}/metrics")

@@ -1,4 +1,4 @@
-"""Render the pages that are made from sources: state machines, metrics.
+"""Render the pages that are made from sources: state machines, metrics, changes.
 
 Shell. ``python -m tools.generate`` writes them, ``--check`` compares and fails where one is stale
 (``make generate``, ``make check``). The CRDs have their own: ``python -m pdcluster_api``.
@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,8 @@ from pdcluster_lease.lease import TRANSITIONS, LeaseState
 from pdcluster_proxy.core import endpoint, exchange_table
 from pdcluster_proxy.core.error_codes import CODES
 from pdcluster_proxy.core.exchange import FINAL_STATES
-from pdcluster_proxy.core.messages import EndpointState
 from pdcluster_proxy.metrics import METRICS
+from pdcluster_sim.core import peers
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = """\
@@ -54,19 +56,24 @@ def exchange_edges() -> Iterable[Edge]:
 
 def endpoint_edges() -> Iterable[Edge]:
     """An engine's standing, found by trying the table on representative standings."""
-    standings = [
-        endpoint.EndpointStatus(),
-        endpoint.EndpointStatus(upstream_failures=endpoint.UPSTREAM_FAILURES_TO_EJECT - 1),
-    ]
+    failing = endpoint.EndpointStatus(upstream_failures=endpoint.UPSTREAM_FAILURES_TO_EJECT - 1)
+    edges: set[Edge] = set()
     for state, event in endpoint.TABLE:
-        targets: set[EndpointState] = set()
+        standings = [
+            replace(standing, state=state, until=until)
+            for standing in (endpoint.EndpointStatus(), failing)
+            for until in (None, 0.0)
+        ]
+        standings += [endpoint.DISCOVERED] if endpoint.DISCOVERED.state is state else []
         for standing in standings:
-            for until in (None, 0.0):
-                for draining in (False, True):
-                    given = endpoint.replace(standing, state=state, until=until, draining=draining)
-                    targets.add(endpoint.step(given, event, now=1.0).state)
-        for target in sorted(targets - {state}):
-            yield state.value, event.value, target.value
+            for draining in (False, True):
+                given = replace(standing, draining=draining)
+                told = [
+                    endpoint.shown_state(s) for s in (given, endpoint.step(given, event, now=1))
+                ]
+                if told[0] != told[1]:
+                    edges.add((told[0], event.value, told[1]))
+    return sorted(edges)
 
 
 def diagram(edges: Iterable[Edge], *, first: str) -> str:
@@ -89,9 +96,11 @@ def state_machines() -> str:
             "\n## Exchange (`proxy/pdcluster_proxy/core/exchange_table.py`)\n",
             diagram(exchange_edges(), first="NEW"),
             "\n## Endpoint (`proxy/pdcluster_proxy/core/endpoint.py`)\n",
-            diagram(endpoint_edges(), first="ready"),
+            diagram(endpoint_edges(), first=endpoint.shown_state(endpoint.DISCOVERED)),
             "\n## A process of `pdcluster up` (`cli/pdcluster_cli/up/lifecycle.py`)\n",
             diagram(lifecycle_edges(), first="exited"),
+            "\n## A peer of a simulated engine (`simulator/pdcluster_sim/core/peers.py`)\n",
+            diagram(peer_edges(), first="unknown"),
             "",
         ]
     )
@@ -131,7 +140,7 @@ RESOURCE_HEAD = """\
 
 `PDCluster`, group `pdcluster.io`, version `v1alpha1`. Rendered from the CRD by `make generate`; do
 not edit. `pdcluster render -f FILE` shows what a resource becomes, `pdcluster explain-lease` the
-times that follow from it. What no program honours yet is refused with its path; what only a
+times that follow from it. What no program honours yet is rejected with its path; what only a
 Kubernetes cluster can honour is accepted and listed by `render`.
 
 | Field | Type | Default | Meaning |
@@ -168,8 +177,8 @@ ERRORS_HEAD = """\
 # Errors
 
 All errors have vLLM's shape, `{"error": {"message", "type", "param", "code"}}`; `code` and the
-header `x-pdcluster-reason` carry the same stable word; only `prefill-refused` and `decode-refused`
-keep the engine's own body beside the header. Rendered from
+header `x-pdcluster-reason` carry the same stable word; only `prefill-rejected` and
+`decode-rejected` keep the engine's own body beside the header. Rendered from
 `proxy/pdcluster_proxy/core/error_codes.py` by `make generate`; do not edit.
 
 A stream that has begun can't change its status: it ends with an error event, without `[DONE]`, and
@@ -190,11 +199,46 @@ def errors_page() -> str:
 def lifecycle_edges() -> Iterable[Edge]:
     """A process of ``pdcluster up``."""
     for (phase, event), target in lifecycle.TRANSITIONS.items():
-        if phase is not target:
+        if isinstance(target, lifecycle.Phase) and phase is not target:
             yield phase.value, event.value, target.value
 
 
+def peer_edges() -> Iterable[Edge]:
+    """What one simulated engine knows of another."""
+    for (state, event), row in peers.TRANSITIONS.items():
+        if row.to is not None and (row.to is not state or row.actions):
+            yield state.value, event.value, row.to.value
+
+
+CHANGES_END = "<!-- towncrier release notes start -->"
+CHANGES_HEAD = """\
+# Changelog
+
+What changed for users, newest first. The first section is rendered from `changes/` by
+`make generate`.
+
+"""
+
+
+def changelog() -> str:
+    """Render ``CHANGELOG.md``: what is not yet released, then what is, as it stands."""
+    released = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").partition(CHANGES_END)[2]
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    parts = []
+    for kind in config["tool"]["towncrier"]["type"]:
+        fragments = sorted((ROOT / "changes").glob(f"*.{kind['directory']}.md"))
+        if fragments:
+            told = [
+                f"- {path.read_text(encoding='utf-8').strip()} (#{path.name.partition('.')[0]})"
+                for path in fragments
+            ]
+            parts.append("\n".join([f"### {kind['name']}", "", *told, ""]))
+    text = "\n".join(parts) or "Nothing yet.\n"
+    return f"{CHANGES_HEAD}## Unreleased\n\n{text}\n{CHANGES_END}{released}"
+
+
 PAGES = {
+    "CHANGELOG.md": changelog,
     "docs/errors.md": errors_page,
     "docs/state-machines.md": state_machines,
     "docs/metrics.md": metrics_page,

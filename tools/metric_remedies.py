@@ -24,7 +24,11 @@ REMEDIES: Final[Mapping[str, str]] = {
     "leg_failures_total": "`leg` and `code` say which role and how; look at that engine's log.",
     "re_prefills_total": "Work done twice. Rising: decode engines fail, or hand-offs come late.",
     "relayed_bytes_total": "Traffic; no action.",
-    "requests_refused_total": "Broken or hostile clients; `code` says what they sent.",
+    "requests_rejected_total": "Broken or hostile clients; `code` says what they sent.",
+    "exchange_log_lines_dropped_total": (
+        "Above 0: what reads the proxy's standard error stalls, or its disk is full. Requests are "
+        "served all the same; their lines are lost."
+    ),
     "connections_opened_total": (
         "More than the number of concurrent requests explains: engines close connections early."
     ),
@@ -33,7 +37,10 @@ REMEDIES: Final[Mapping[str, str]] = {
     "queued": "Above 0 for long: capacity is short.",
     "workers": "Below the configured number: a worker keeps dying, see the log.",
     "legs_in_flight": "Uneven between engines of a role: look at the slow one.",
-    "endpoint_state": "`ejected` for long: the engine is broken; its check or answers say how.",
+    "endpoint_state": (
+        "`unproven` for long: the engine does not come up. `ejected` for long: it is broken; its "
+        "check or answers say how."
+    ),
     "leases_held": (
         "Blocks pinned on that prefill engine. Rising without traffic: hand-offs hang or nobody "
         "ends them."

@@ -1,30 +1,41 @@
 """Exit codes of the command; part of its interface.
 
-Pure.
+Pure. One table; help texts and pages are rendered from it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
+from typing import Final
 
-__all__ = ["EXIT_CODE_HELP", "ExitCode"]
+__all__ = ["EXIT_CODE_HELP", "MEANINGS", "ExitCode"]
 
 
 class ExitCode(IntEnum):
-    """How a command ended."""
+    """How a command ended; :data:`MEANINGS` says it in words."""
 
     WELL = 0
-    """Done, nothing found."""
     FINDING = 1
-    """Something was found wrong, or is not ready: an engine that cannot start."""
     WRONG_USE = 2
-    """A file, an option or the machine must be changed first: bad resource, port taken."""
     NOT_REACHABLE = 3
-    """What was asked for could not be reached."""
     TIMED_OUT = 4
-    """It took longer than it may."""
+    INTERRUPTED = 130
+    """128 + SIGINT, as shells have it."""
 
 
-EXIT_CODE_HELP = (
-    "Exit codes: 0 well, 1 a finding or not ready, 2 wrong use, 3 not reachable, 4 timed out."
+MEANINGS: Final[Mapping[ExitCode, str]] = {
+    ExitCode.WELL: "done; `up`: stopped as asked, drained or at once",
+    ExitCode.FINDING: "something is wrong: a program cannot start",
+    ExitCode.WRONG_USE: (
+        "a word, the file or the machine must be changed first: bad resource, port taken, no engine"
+    ),
+    ExitCode.NOT_REACHABLE: "what was asked for cannot be reached",
+    ExitCode.TIMED_OUT: "it took longer than it may",
+    ExitCode.INTERRUPTED: "interrupted before anything ran",
+}
+"""What each exit code tells."""
+
+EXIT_CODE_HELP: Final = (
+    "Exit codes: " + "; ".join(f"{code.value} {words}" for code, words in MEANINGS.items()) + "."
 )

@@ -3,12 +3,14 @@
 Shell. A program's own children may outlive it: vLLM's engine core and workers go on for more than
 15 s after their API server was killed. So the guard adopts every orphan below it, and when the
 program ends, or the guard's parent does, it kills what is left and removes the tree's files in
-shared memory.
+shared memory and its folder for sockets (``--scratch``).
 
 Signals to the guard: TERM asks the program to stop and gives it ``--grace`` seconds; USR1 kills the
 tree at once, and is what the kernel sends when the parent dies. If the guard itself is killed, the
-kernel kills the program, and the parent cleans up the rest (``--record`` tells it which files; what
-a program has made since the guard's last look, a quarter of a second at first, is then missed).
+kernel kills the program, and the parent cleans up the rest (``--record`` tells it which files).
+
+The kernel tells the guard of every new file in shared memory, and the guard looks at once whether
+its own tree has it open: once the tree is dead, nobody can tell whose a file was.
 
 It exits as the program did: with its code, or 128 + the signal's number. It restarts nothing.
 """
@@ -17,8 +19,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pdcluster_cli.process_tree import (
+    SHARED_MEMORY,
     adopt_orphans,
     descendants,
     die_with_parent,
@@ -55,16 +60,22 @@ KILL_SIGNAL = signal.SIGUSR1
 """Ends the tree at once. Not HUP: whoever is started by nohup inherits that it is ignored, and then
 one that comes before the guard is up would be lost."""
 
-_HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, KILL_SIGNAL)
-_EAGER_S = 10.0
-"""Seconds after the start in which shared memory is looked at often: programs make it early."""
-_EAGER_PERIOD_S = 0.25
+_HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGIO, KILL_SIGNAL)
 _PERIOD_S = 5.0
+"""Seconds between two looks at shared memory where nothing new is heard of."""
+_UNNOTIFIED_PERIOD_S = 0.25
+"""The same where the kernel does not tell of new files."""
 _CANNOT_RUN = 127
 
 
 def guard_argv(
-    argv: tuple[str, ...], *, mark: str, record: Path, grace_s: float, parent: int
+    argv: tuple[str, ...],
+    *,
+    mark: str,
+    record: Path,
+    grace_s: float,
+    parent: int,
+    scratch: Path | None = None,
 ) -> tuple[str, ...]:
     """Return the command line that runs ``argv`` under a guard.
 
@@ -74,6 +85,7 @@ def guard_argv(
         record: File that lists the tree's files in shared memory.
         grace_s: Seconds the program gets after TERM.
         parent: Process id of the parent, whose death ends the tree.
+        scratch: Folder that goes with the tree.
     """
     return (
         sys.executable,
@@ -85,6 +97,7 @@ def guard_argv(
         f"--record={record}",
         f"--grace={grace_s}",
         f"--parent={parent}",
+        *(() if scratch is None else (f"--scratch={scratch}",)),
         "--",
         *argv,
     )
@@ -104,8 +117,9 @@ class _Guard:
 
     program: subprocess.Popen[bytes]
     record: Path | None
+    scratch: Path | None
     grace_s: float
-    started_at: float
+    period_s: float
     files: set[str] = field(default_factory=set)
     kill_at: float | None = None
 
@@ -126,11 +140,9 @@ class _Guard:
                 return -signal.SIGKILL
 
     def _patience_s(self) -> float:
-        now = time.monotonic()
-        period_s = _EAGER_PERIOD_S if now - self.started_at < _EAGER_S else _PERIOD_S
         if self.kill_at is None:
-            return period_s
-        return min(period_s, max(0.0, self.kill_at - now))
+            return self.period_s
+        return min(self.period_s, max(0.0, self.kill_at - time.monotonic()))
 
     def _look(self) -> None:
         """Note the tree's files: once it is dead, nobody can tell whose they were."""
@@ -165,6 +177,8 @@ class _Guard:
             kill_all(os.getpid())
         self.program.returncode = self.program.returncode or 0
         remove_shared_files(self.files)
+        if self.scratch is not None:
+            shutil.rmtree(self.scratch, ignore_errors=True)
         if self.record is not None:
             self.record.unlink(missing_ok=True)
 
@@ -176,6 +190,7 @@ def _parse(words: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--id", default="", help="mark of the tree in its environment")
     parser.add_argument("--record", type=Path, help="file that lists files in shared memory")
+    parser.add_argument("--scratch", type=Path, help="folder that is removed with the tree")
     parser.add_argument("--grace", type=float, default=10.0, help="seconds from TERM to KILL")
     parser.add_argument("--parent", type=int, help="process whose death ends the tree")
     parser.add_argument("argv", nargs="+", help="the program, after --")
@@ -189,6 +204,21 @@ def _environment(own: Mapping[str, str], mark: str) -> dict[str, str]:
     return environment | {MARK_VARIABLE: mark}
 
 
+def _ask_for_notice() -> bool:
+    """Have the kernel send SIGIO for every new file in shared memory; whether it does.
+
+    Source:
+        fcntl(2), F_NOTIFY. Unlike inotify it needs no descriptor to be waited for beside signals.
+    """
+    try:
+        # Stays open: notices end with the descriptor.
+        folder = os.open(SHARED_MEMORY, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.fcntl(folder, fcntl.F_NOTIFY, fcntl.DN_CREATE | fcntl.DN_MULTISHOT)
+    except OSError:
+        return False
+    return True
+
+
 def main(words: list[str] | None = None) -> int:
     """Run the program and return the code to exit with."""
     options = _parse(words)
@@ -197,6 +227,7 @@ def main(words: list[str] | None = None) -> int:
     own_pid = os.getpid()
     die_with_parent(KILL_SIGNAL, options.parent or os.getppid())
     adopt_orphans()
+    period_s = _PERIOD_S if _ask_for_notice() else _UNNOTIFIED_PERIOD_S
 
     def in_child() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -215,8 +246,9 @@ def main(words: list[str] | None = None) -> int:
     guard = _Guard(
         program=program,
         record=options.record,
+        scratch=options.scratch,
         grace_s=options.grace,
-        started_at=time.monotonic(),
+        period_s=period_s,
     )
     try:
         code = guard.wait()

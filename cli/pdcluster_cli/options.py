@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 
 __all__ = ["EngineChoice", "Output", "UpOptions"]
 
@@ -39,9 +38,9 @@ class UpOptions:
         state_dir: Where run folders go; None for the user's state folder.
     """
 
-    file: Path | None
+    file: str | None
     engine: EngineChoice
     port: int
     admin_port: int
     workers: int
-    state_dir: Path | None
+    state_dir: str | None

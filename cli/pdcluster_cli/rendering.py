@@ -16,7 +16,12 @@ from pdcluster_api.revision import revision_of
 from pdcluster_api.support import KEEPER, kubernetes_only
 from pdcluster_api.timing import derive_timing
 from pdcluster_api.v1alpha1 import PDCluster
-from pdcluster_operator.program.engine import default_command, engine_programs, role_spec
+from pdcluster_operator.program.engine import (
+    QUIET_VLLM,
+    default_command,
+    engine_programs,
+    role_spec,
+)
 from pdcluster_operator.program.programs import (
     EngineProgram,
     EnvValue,
@@ -45,6 +50,7 @@ def _engines(cluster: PDCluster) -> dict[Role, EngineProgram]:
         command=default_command(spec),
         scratch_dir=_CACHE_DIR,
         models_dir=cache.mount_path if cache is not None else f"{_CACHE_DIR}/models",
+        args=QUIET_VLLM,
     )
     programs = engine_programs(cluster, lambda _role, _index: place)
     return {program.role: program for program in programs}

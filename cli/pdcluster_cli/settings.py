@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 __all__ = ["Settings"]
 
@@ -23,10 +22,10 @@ class Settings:
         home_dir: The user's home.
     """
 
-    cache_dir: Path
-    state_dir: Path
-    models_dir: Path
-    home_dir: Path
+    cache_dir: str
+    state_dir: str
+    models_dir: str
+    home_dir: str
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Settings:
@@ -36,12 +35,13 @@ class Settings:
             environ: ``PDCLUSTER_CACHE``, ``XDG_CACHE_HOME``, ``XDG_STATE_HOME``, ``HF_HOME`` and
                 ``HOME`` are read; an empty value counts as unset.
         """
-        home = Path(environ.get("HOME") or "/")
-        caches = Path(environ.get("XDG_CACHE_HOME") or home / ".cache")
-        states = Path(environ.get("XDG_STATE_HOME") or home / ".local" / "state")
+        home = environ.get("HOME") or "/"
+        below = home.rstrip("/")
+        caches = environ.get("XDG_CACHE_HOME") or f"{below}/.cache"
+        states = environ.get("XDG_STATE_HOME") or f"{below}/.local/state"
         return cls(
-            cache_dir=Path(environ.get("PDCLUSTER_CACHE") or caches / "pdcluster"),
-            state_dir=states / "pdcluster",
-            models_dir=Path(environ.get("HF_HOME") or caches / "huggingface"),
+            cache_dir=environ.get("PDCLUSTER_CACHE") or f"{caches}/pdcluster",
+            state_dir=f"{states}/pdcluster",
+            models_dir=environ.get("HF_HOME") or f"{caches}/huggingface",
             home_dir=home,
         )

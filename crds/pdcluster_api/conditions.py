@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["ConditionType", "ConfigInvalidReason", "InitialReason"]
+__all__ = ["ConditionType", "ConfigInvalidReason", "InitialReason", "Reason", "TroubleReason"]
 
 
 class ConditionType(StrEnum):
@@ -66,3 +66,71 @@ class ConfigInvalidReason(StrEnum):
     """An object of a child's name exists and is not ours."""
     POD_TEMPLATE_INVALID = "PodTemplateInvalid"
     """The API server refused the merged pod template."""
+    APPLY_REFUSED = "ApplyRefused"
+    """The API server refused an object for good; the message says which and why."""
+    MANAGED_BY_ANOTHER = "ManagedByAnother"
+    """Another operator has made this cluster's objects."""
+
+
+class TroubleReason(StrEnum):
+    """Reasons of a role or of the proxies not being ready, read from a pod."""
+
+    IMAGE_UNAVAILABLE = "ImageUnavailable"
+    """The image can't be pulled, or is not on the node."""
+    CONTAINER_CONFIG_INVALID = "ContainerConfigInvalid"
+    """The container can't be made: a Secret or ConfigMap is missing, or the image wants root."""
+    VOLUME_UNAVAILABLE = "VolumeUnavailable"
+    """A volume can't be mounted."""
+    UNSCHEDULABLE = "Unschedulable"
+    """No node has room, or none may run it."""
+    CONTAINER_EXITS = "ContainerExits"
+    """The container ends with an error, again and again."""
+
+
+class Reason(StrEnum):
+    """All other reasons."""
+
+    VALID = "Valid"
+    """The resource can be acted on."""
+    SERVING = "Serving"
+    """Everything that is wanted serves."""
+    ENGINES_READY = "EnginesReady"
+    """As many engines as wanted are ready."""
+    ENGINES_STARTING = "EnginesStarting"
+    """Engines load."""
+    PROXIES_READY = "ProxiesReady"
+    """As many proxies as wanted are ready."""
+    PROXIES_STARTING = "ProxiesStarting"
+    """Proxies start."""
+    WAITING_FOR_ENGINES = "WaitingForEngines"
+    """Proxies run and wait for a pair to serve."""
+    NO_PAIR = "NoPair"
+    """No prefill and decode engine of one revision are ready."""
+    NO_PROXY = "NoProxy"
+    """No proxy is ready."""
+    ASLEEP = "Asleep"
+    """Both roles are scaled to zero."""
+    PAUSED = "Paused"
+    """The user has asked that nothing is changed."""
+    ROLLING_OUT = "RollingOut"
+    """Engines of a new revision replace those of the old one."""
+    UPDATING = "Updating"
+    """Pods are replaced within a revision, or the number of engines changes."""
+    STARTING = "Starting"
+    """Engines or proxies start."""
+    COMPLETE = "Complete"
+    """All is as the resource wants it."""
+    NOTHING_DUE = "NothingDue"
+    """There is nothing to do, for the operator or for a person."""
+    NOT_MEASURED = "NotMeasured"
+    """This version of the operator does not measure it."""
+    GRACE_SUFFICIENT = "GraceSufficient"
+    """The termination grace covers a whole drain."""
+    GRACE_TOO_SHORT = "GraceTooShort"
+    """The termination grace does not cover a whole drain."""
+    WITHIN_BOUNDS = "WithinBounds"
+    """The proportion of the roles is within spec.ratio."""
+    TOO_FEW_PREFILL = "TooFewPrefill"
+    """The proportion is below spec.ratio.minPrefillPerDecode."""
+    TOO_MANY_PREFILL = "TooManyPrefill"
+    """The proportion is above spec.ratio.maxPrefillPerDecode."""

@@ -2,7 +2,7 @@
 
 Pure. pydantic makes a JSON schema; the structural pass makes it what an API server accepts: no
 ``$ref``, no ``oneOf``, no null and no ``default: null``, ``format`` on every integer, defaults that
-spell out their children's. Kubernetes refuses or ignores the rest.
+spell out their children's. Kubernetes rejects or ignores the rest.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def structural_schema(model: type[BaseModel]) -> Node:
     root = _structural(schema, definitions)
     properties = root["properties"]
     assert isinstance(properties, dict)
-    # The API server owns these three and refuses most of what could be said about them.
+    # The API server owns these three and rejects most of what could be said about them.
     properties["apiVersion"] = {"type": "string"}
     properties["kind"] = {"type": "string"}
     properties["metadata"] = {"type": "object"}
@@ -236,7 +236,7 @@ CRD_FILES: Final = {
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes every node in full: aliases would be refused by strict readers."""
+    """Writes every node in full: aliases would be rejected by strict readers."""
 
     @override
     def ignore_aliases(self, data: object) -> bool:

@@ -1,8 +1,8 @@
 """YAML text as Kubernetes reads it: plain data, with the line of every field.
 
 Pure. Differs from PyYAML's own loader where the API server does: dates and ``1:4`` are strings.
-Keys that stand twice are refused, since one of the two values would be dropped silently. Nulls are
-refused, since server-side apply refuses them.
+Keys that stand twice are rejected, since one of the two values would be dropped silently. Nulls are
+rejected, since server-side apply rejects them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Document", "read_documents"]
 
 _TEXT_MAX_CHARS: Final = 1024 * 1024
 _NODES_MAX: Final = 100_000
-"""Aliases may multiply a small file into a huge document; past this many nodes it is refused."""
+"""Aliases may multiply a small file into a huge document; past this many nodes it is rejected."""
 
 _NULL: Final = "tag:yaml.org,2002:null"
 _MERGE: Final = "tag:yaml.org,2002:merge"

@@ -15,11 +15,13 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from pdcluster_api.problems import Path, Problem, format_path
-from pdcluster_api.rules import Rule
+from pdcluster_api.rules import RATIO_PATTERN, Rule
 from pdcluster_api.v1alpha1 import PDCluster
+from pdcluster_api.v1alpha1.engine import ABSOLUTE_PATH_PATTERN, VARIABLE_PATTERN
+from pdcluster_api.v1alpha1.kv_transfer import BACKEND_PATTERN
 from pdcluster_api.v1alpha1.shape import BROKEN_RULES
 
-__all__ = ["problems_of"]
+__all__ = ["FORMS", "problems_of"]
 
 
 def problems_of(error: ValidationError, data: object) -> tuple[Problem, ...]:
@@ -45,12 +47,20 @@ def _problems(details: ErrorDetails, data: object) -> Iterator[Problem]:
             yield _broken(rule, path, data)
     elif kind == "extra_forbidden":
         yield Problem(path=path, message=f"unknown field; {_suggestion(path)}")
+    elif kind == "too_short" and _is_long_enough(details["input"], context):
+        # pydantic counts valid items only; the others have their own problems.
+        return
     elif kind == "missing":
-        yield Problem(path=path, message=f"is required. {_description(path)}".rstrip())
+        yield Problem(path=path, message=f"is required; {_addition(path)}")
     else:
         phrase = _PHRASES.get(kind)
         message = phrase(context) if phrase is not None else details["msg"]
         yield Problem(path=path, value=_shown(details["input"]), message=message)
+
+
+def _is_long_enough(value: object, context: Mapping[str, object]) -> bool:
+    least = context.get("min_length")
+    return isinstance(value, list) and isinstance(least, int) and len(value) >= least
 
 
 def _broken(rule: Rule[object], path: Path, data: object) -> Problem:
@@ -63,10 +73,14 @@ def _broken(rule: Rule[object], path: Path, data: object) -> Problem:
     )
 
 
+def _counted(unit: str, bound: str, limit: object) -> str:
+    return (unit.removesuffix("s") if limit == 1 else unit).format(f"{bound} {limit}")
+
+
 def _at_most(unit: str) -> Callable[[Mapping[str, object]], str]:
     def phrase(context: Mapping[str, object]) -> str:
         limit = context.get("le", context.get("max_length"))
-        return f"must {unit.format(f'at most {limit}')}"
+        return f"must {_counted(unit, 'at most', limit)}"
 
     return phrase
 
@@ -74,7 +88,7 @@ def _at_most(unit: str) -> Callable[[Mapping[str, object]], str]:
 def _at_least(unit: str) -> Callable[[Mapping[str, object]], str]:
     def phrase(context: Mapping[str, object]) -> str:
         limit = context.get("ge", context.get("min_length"))
-        return f"must {unit.format(f'at least {limit}')}"
+        return f"must {_counted(unit, 'at least', limit)}"
 
     return phrase
 
@@ -82,6 +96,22 @@ def _at_least(unit: str) -> Callable[[Mapping[str, object]], str]:
 def _says(text: str) -> Callable[[Mapping[str, object]], str]:
     return lambda context: text.format(**context)
 
+
+def _form(context: Mapping[str, object]) -> str:
+    return f"must be {FORMS[str(context['pattern'])]}"
+
+
+FORMS: Final[Mapping[str, str]] = {
+    RATIO_PATTERN: "two whole numbers from 1 to 9999 with a colon between them, like '2:1'",
+    ABSOLUTE_PATH_PATTERN: "an absolute path: it begins with a slash, like /models",
+    BACKEND_PATTERN: (
+        "the name of a NIXL backend: capitals, digits and underscores, a capital first, like UCX"
+    ),
+    VARIABLE_PATTERN: (
+        "the name of a variable: letters, digits and underscores, no digit first, like NCCL_DEBUG"
+    ),
+}
+"""What a pattern demands, in words and with an example; every pattern of the spec has a row."""
 
 _PHRASES: Final[Mapping[str, Callable[[Mapping[str, object]], str]]] = {
     "bool_type": _says("must be true or false"),
@@ -93,7 +123,7 @@ _PHRASES: Final[Mapping[str, Callable[[Mapping[str, object]], str]]] = {
     "less_than_equal": _at_most("be {}"),
     "literal_error": _says("must be {expected}"),
     "model_type": _says("must be a mapping (key: value)"),
-    "string_pattern_mismatch": _says("must match {pattern}"),
+    "string_pattern_mismatch": _form,
     "string_too_long": _at_most("have {} characters"),
     "string_too_short": _at_least("have {} characters"),
     "string_type": _says("must be text; put quotes around it"),
@@ -157,6 +187,20 @@ def _description(path: Path) -> str:
     model = _model_at(path[:-1])
     info = _fields_of(model).get(str(path[-1])) if model is not None else None
     return " ".join((info.description or "").split()) if info is not None else ""
+
+
+def _addition(path: Path) -> str:
+    """Say what to add for a field that is missing: itself, and what it must hold."""
+    model, name = _model_at(path), str(path[-1])
+    needed = (
+        [field for field, info in _fields_of(model).items() if info.is_required()]
+        if model is not None
+        else []
+    )
+    if not needed:
+        return f"add {name}. {_description(path)}".rstrip()
+    below = "; ".join(f"{field}: {_description((*path, field))}" for field in needed)
+    return f"add {name} with {' and '.join(needed)} below it. {below}".rstrip()
 
 
 def _suggestion(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 Pure: takes text, reads no file. The file must hold exactly one PDCluster. Documents of other kinds
 (a Namespace, a Secret) are skipped, as in any manifest, and named in the result; a second
-PDCluster, another version of it, or a kind that looks like a misspelling is refused.
+PDCluster, another version of it, or a kind that looks like a misspelling is rejected.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def load_cluster(text: str, *, source: str) -> LoadedCluster:
     cluster = _validated(document, source)
     missing = not_yet(cluster)
     if missing:
-        raise ResourceError(source, tuple(_placed(problem, document) for problem in missing))
+        raise ResourceError(source, _in_order(missing, document))
     return LoadedCluster(cluster=cluster, skipped=skipped)
 
 
@@ -147,10 +147,14 @@ def _validated(document: Document, source: str) -> PDCluster:
     try:
         return PDCluster.model_validate_json(as_json, by_alias=True, by_name=False)
     except ValidationError as error:
-        problems = problems_of(error, document.data)
-        raise ResourceError(
-            source, tuple(_placed(problem, document) for problem in problems)
-        ) from error
+        problems = _in_order(problems_of(error, document.data), document)
+        raise ResourceError(source, problems) from error
+
+
+def _in_order(problems: tuple[Problem, ...], document: Document) -> tuple[Problem, ...]:
+    """Place every problem, and sort them by their lines in the file."""
+    placed = [_placed(problem, document) for problem in problems]
+    return tuple(sorted(placed, key=lambda problem: problem.line or document.line or 0))
 
 
 def _placed(problem: Problem, document: Document) -> Problem:

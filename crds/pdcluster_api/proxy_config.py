@@ -8,9 +8,9 @@ camelCase on disk, like the resource they come from.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "EndpointConfig",
     "EndpointsFile",
     "KeeperMode",
+    "KubernetesDiscovery",
     "LeaseConfig",
     "ListenConfig",
     "LocalPrefillFallback",
@@ -31,7 +32,7 @@ _Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class _Model(BaseModel):
-    """Frozen, camelCase on the wire, and refuses what it does not know."""
+    """Frozen, camelCase on the wire, and rejects what it does not know."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True
@@ -119,6 +120,15 @@ class AdmissionConfig(_Model):
     queue_timeout_seconds: Annotated[float, Field(ge=0)]
 
 
+class KubernetesDiscovery(_Model):
+    """The engines are the pods of one PDCluster."""
+
+    namespace: str
+    """Its namespace."""
+    cluster: str
+    """Its name."""
+
+
 class ProxyConfig(_Model):
     """All a proxy needs to know before it starts; see :class:`EndpointsFile` for the rest."""
 
@@ -139,12 +149,21 @@ class ProxyConfig(_Model):
     max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 1024 * 1024
     exchange_log: bool = True
     """One JSON line per ended exchange on standard error; never prompts or answers."""
-    endpoints_file: str
+    endpoints_file: str = ""
     """Path of the :class:`EndpointsFile`; watched for changes."""
+    kubernetes: KubernetesDiscovery | None = None
+    """Where the engines are pods, instead of ``endpoints_file``."""
     drain_seconds: float = 5.0
     """How long readiness answers 503 before the listener closes."""
     grace_seconds: float
     """How long running exchanges may take to finish after that."""
+
+    @model_validator(mode="after")
+    def _has_one_discovery(self) -> Self:
+        if bool(self.endpoints_file) == (self.kubernetes is not None):
+            message = "set endpointsFile or kubernetes, and not both"
+            raise ValueError(message)
+        return self
 
 
 class EndpointConfig(_Model):

@@ -1,8 +1,8 @@
 """What of the resource is honoured, by whom.
 
-Pure. Two tables. What no program honours yet is refused by path, so that nobody relies on it; a row
-goes when its program comes. What only a Kubernetes cluster can honour is accepted everywhere and
-listed by ``pdcluster render`` and ``pdcluster up``.
+Pure. Two tables. What no program honours yet is rejected by path, so that nobody relies on it; a
+row goes when its program comes. What only a Kubernetes cluster can honour is accepted everywhere
+and listed by ``pdcluster render`` and ``pdcluster up``.
 """
 
 from __future__ import annotations

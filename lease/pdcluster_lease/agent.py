@@ -95,10 +95,24 @@ class Agent(Protocol):
         """Register writable memory, cut into blocks of ``block_bytes``, and return its address.
 
         May be called once; an agent without memory can still renew and release.
+
+        Args:
+            memory: Writable and contiguous; it must live as long as the agent.
+            block_bytes: Bytes per block; the memory's length is a multiple of it.
+
+        Returns:
+            The first byte's address in this process.
+
+        Raises:
+            TransferError: Memory is registered already, or it is not whole blocks.
         """
 
     def metadata(self) -> bytes:
-        """Describe this agent and its memory for a peer; changes once memory is registered."""
+        """Describe this agent and its memory for a peer; changes once memory is registered.
+
+        Raises:
+            TransferError: NIXL cannot describe it.
+        """
 
     def add_peer(self, metadata: bytes, remote: RemoteBlocks | None) -> Peer:
         """Add a peer from its handshake; without ``remote`` only notifications can be sent.
@@ -115,6 +129,12 @@ class Agent(Protocol):
     ) -> TransferId:
         """Start to copy the peer's blocks into ours, pair by pair, and notify it when done.
 
+        Args:
+            peer: From :meth:`add_peer` with its blocks.
+            local: Ids of our blocks, at least one.
+            remote: As many ids of the peer's blocks.
+            note: What the peer is told once all bytes have arrived.
+
         Raises:
             PeerGoneError: The peer is known to be gone.
             TransferError: Anything else, for example a block id out of range.
@@ -125,10 +145,15 @@ class Agent(Protocol):
 
         Raises:
             PeerGoneError: The peer is gone: drop it and shake hands anew.
+            TransferError: Anything else.
         """
 
     def poll(self) -> tuple[AgentEvent, ...]:
-        """Make progress and return what happened since the last call."""
+        """Make progress and return what happened since the last call.
+
+        Raises:
+            TransferError: NIXL cannot be asked.
+        """
 
     def close(self) -> None:
         """Release everything; idempotent."""

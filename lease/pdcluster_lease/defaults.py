@@ -13,7 +13,6 @@ __all__ = [
     "ANSWER_ALLOWANCE_S",
     "BLOCK_IDS_MAX",
     "DECODER_KV_BLOCKS_TTL_S",
-    "ENGINE_TTL_S",
     "EXTENSION_DENOMINATOR",
     "EXTENSION_NUMERATOR",
     "HANDSHAKE_ALLOWANCE_S",
@@ -66,9 +65,6 @@ DECODER_KV_BLOCKS_TTL_S: Final = 480
 
 KV_RECOMPUTE_THRESHOLD: Final = 64
 """Tokens below which a second turn recomputes. Source: vLLM, ``kv_recompute_threshold``."""
-
-ENGINE_TTL_S: Final = 3600.0
-"""Seconds after which an idle remote engine is forgotten. Source: vLLM, ``engine_ttl``."""
 
 SIDE_CHANNEL_HOST: Final = "localhost"
 """Where the side channel binds and what it advertises. Source: vLLM,

@@ -39,6 +39,9 @@ class RequestParams:
 def read_request_params(given: Mapping[str, object]) -> RequestParams:
     """Read the fields of a request's params that an engine uses, whatever else is there.
 
+    Args:
+        given: The request's ``kv_transfer_params`` as decoded from JSON; never rejected.
+
     Source:
         vLLM 0.32.0, ``pull_scheduler.py`` (``update_state_after_alloc``) and
         ``base_scheduler.py`` (``on_new_request``).

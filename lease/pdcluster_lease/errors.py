@@ -21,7 +21,6 @@ __all__ = [
     "SideChannelError",
     "TimingError",
     "TransferError",
-    "UnknownLeaseError",
 ]
 
 
@@ -84,14 +83,8 @@ class LocalProtocolError(ProtocolError):
     reason: ClassVar[str] = "LocalProtocolError"
 
 
-class UnknownLeaseError(LocalProtocolError):
-    """No lease was granted under this id, or it has ended: a late read may have happened."""
-
-    reason: ClassVar[str] = "UnknownLease"
-
-
 class RemoteProtocolError(ProtocolError):
-    """The peer broke the protocol; what it sent is refused and counted.
+    """The peer broke the protocol; what it sent is rejected and counted.
 
     Attributes:
         field: The wire field at fault, or an empty string where the whole message is.
@@ -117,6 +110,6 @@ class HandshakeTimeoutError(ProtocolError):
 
 
 class TransferError(ProtocolError):
-    """NIXL refused or lost a call for a reason other than a peer that is gone."""
+    """NIXL rejected or lost a call for a reason other than a peer that is gone."""
 
     reason: ClassVar[str] = "TransferFailed"

@@ -63,7 +63,12 @@ class HeartbeatTracker:
         return len(self._tracked)
 
     def track(self, request: RequestId, lease: RemoteLease) -> None:
-        """Renew ``lease`` for as long as the local ``request`` needs it; idempotent."""
+        """Renew for as long as a local request needs it; idempotent.
+
+        Args:
+            request: The local request's id.
+            lease: Where its remote lease lives.
+        """
         self._tracked[request] = lease
 
     def stop(self, request: RequestId) -> None:
@@ -71,7 +76,14 @@ class HeartbeatTracker:
         self._tracked.pop(request, None)
 
     def next_due(self, *, now: float) -> float | None:
-        """Return when :meth:`due` next yields something, or None while nothing is tracked."""
+        """Return when :meth:`due` next yields something.
+
+        Args:
+            now: Monotonic seconds.
+
+        Returns:
+            Monotonic seconds, ``now`` or later; None while nothing is tracked.
+        """
         if not self._tracked:
             return None
         return now if self._last_at is None else max(now, self._last_at + self._interval_s)
@@ -81,6 +93,9 @@ class HeartbeatTracker:
 
         Args:
             now: Monotonic seconds.
+
+        Source:
+            vLLM 0.22.0 and later, ``base_scheduler.build_connector_meta``: one throttle for all.
         """
         next_due = self.next_due(now=now)
         if next_due is None or next_due > now:

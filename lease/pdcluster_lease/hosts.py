@@ -17,7 +17,7 @@ __all__ = ["host_fault"]
 _NAME_CHARS: Final = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-.")
 _LABEL_MAX_CHARS: Final = 63
 # Names and addresses under which clouds serve instance credentials; none of them is link-local,
-# which is refused as a range.
+# which is rejected as a range.
 _METADATA_NAMES: Final = frozenset({"metadata", "metadata.google.internal"})
 _METADATA_ADDRESSES: Final = frozenset(
     ipaddress.ip_address(text) for text in ("100.100.100.200", "168.63.129.16", "fd00:ec2::254")
@@ -28,7 +28,7 @@ _METADATA_ADDRESSES: Final = frozenset(
 def host_fault(host: str) -> str | None:
     """Say what is wrong with a host an engine advertised, or None.
 
-    Refused are: nothing at all, names over 253 characters, unspecified, multicast and link-local
+    Rejected are: nothing at all, names over 253 characters, unspecified, multicast and link-local
     addresses, metadata services, IPv4 in IPv6 clothing, and numbers that some resolvers read as
     an address ("127.1", "0x7f000001"). Loopback is fine: local clusters live there.
 
@@ -64,7 +64,7 @@ def _address_fault(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> st
         address.ipv4_mapped or address.sixtofour or address.teredo
     )
     zoned = isinstance(address, ipaddress.IPv6Address) and address.scope_id is not None
-    refused = (
+    rejected = (
         (zoned, "an IPv6 zone"),
         (dressed, "an IPv4 address dressed as IPv6"),
         (address in _METADATA_ADDRESSES, "a metadata service"),
@@ -73,4 +73,4 @@ def _address_fault(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> st
         (address.is_link_local, "a link-local address, where metadata services live"),
         (address.is_reserved and not address.is_loopback, "a reserved address"),
     )
-    return next((fault for applies, fault in refused if applies), None)
+    return next((fault for applies, fault in rejected if applies), None)

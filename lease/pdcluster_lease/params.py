@@ -179,7 +179,7 @@ class RemoteLease:
 
 
 def parse_params(raw: bytes, limits: ParamsLimits = DEFAULT_LIMITS) -> KVTransferParams:
-    """Read the ``kv_transfer_params`` of a prefill engine's answer, and refuse a half-valid one.
+    """Read the ``kv_transfer_params`` of a prefill engine's answer, and reject a half-valid one.
 
     A decode engine dies of incomplete params and reads another request's KV by wrong ones, so
     nothing that fails here may be forwarded.

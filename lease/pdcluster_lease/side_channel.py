@@ -164,10 +164,10 @@ class SideChannelListener:
         self._clock = clock
         self._socket: zmq.asyncio.Socket | None = None
         self.num_answered = 0
-        self.num_refused = 0
+        self.num_rejected = 0
 
     def bind(self) -> None:
-        """Start to listen.
+        """Listen.
 
         Raises:
             SideChannelError: The address is taken, or is not this machine's.
@@ -197,7 +197,7 @@ class SideChannelListener:
                 await socket.send_multipart(reply)
 
     def close(self) -> None:
-        """Stop to listen; idempotent."""
+        """Listen no more; idempotent."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -205,14 +205,14 @@ class SideChannelListener:
     def _reply(self, frames: list[bytes]) -> list[bytes] | None:
         """Return the frames to send back, or None for what deserves no reply."""
         if len(frames) != _REQUEST_PARTS or frames[1]:
-            self.num_refused += 1
+            self.num_rejected += 1
             return None
         try:
             payload = self._answer(decode_handshake_request(frames[2]))
         except RemoteProtocolError:
             payload = None
         if payload is None:
-            self.num_refused += 1
+            self.num_rejected += 1
             return None
         self.num_answered += 1
         encode = msgspec.msgpack.encode

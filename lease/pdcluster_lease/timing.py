@@ -62,7 +62,18 @@ class LeaseTiming:
         )
 
     def renewed_until(self, expires_at: float, *, now: float) -> float:
-        """Return the end of a lease after a renewal at ``now``: a renewal never shortens."""
+        """Return the end of a lease after a renewal: a renewal never shortens.
+
+        Args:
+            expires_at: Its end so far, monotonic seconds on the granting engine's clock.
+            now: When that engine applies the heartbeat, on the same clock.
+
+        Returns:
+            Its new end, on the same clock.
+
+        Source:
+            vLLM 0.22.0 and later, ``base_worker._handle_heartbeat``.
+        """
         return max(expires_at, now + self.extension_s)
 
     def hand_off_deadline_s(
@@ -101,7 +112,7 @@ class LeaseTiming:
         return float(warm_s if met else cold_s)
 
     def _cold_hand_off_s(self) -> int:
-        """Return the deadline of a pair that never met, or refuse a lease that leaves nothing."""
+        """Return the deadline of a pair that never met, or reject a lease that leaves nothing."""
         cold_s = (
             self.duration_s
             - 2 * self.heartbeat_interval_s
@@ -109,7 +120,7 @@ class LeaseTiming:
             - defaults.HAND_OFF_MARGIN_COLD_S
         )
         if cold_s < 1:
-            # A cold pair could never hand anything over, hence never become warm: refusing only
+            # A cold pair could never hand anything over, hence never become warm: rejecting only
             # cold hand-offs would be a cluster that never answers.
             raise TimingError(
                 inequality=(
@@ -135,6 +146,7 @@ def clock_start(*, answered_at: float, last_tick_at: float) -> float:
             answer may have lain in the socket since then.
 
     Returns:
-        The earlier of the two, less 1 s, because P grants before its answer leaves.
+        Monotonic seconds: the earlier of the two, less 1 s, because P grants before its answer
+        leaves.
     """
     return min(answered_at, last_tick_at) - defaults.ANSWER_ALLOWANCE_S

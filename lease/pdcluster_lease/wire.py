@@ -106,7 +106,17 @@ def encode_notification(message: Heartbeat | TransferComplete) -> bytes:
 
 
 def decode_notification(payload: bytes) -> Notification:
-    """Read a notification; never raises, because anybody can send one."""
+    """Read a notification; never raises, because anybody can send one.
+
+    Args:
+        payload: What NIXL delivered, any bytes.
+
+    Returns:
+        :class:`Unrecognised` for whatever is neither heartbeat nor completion.
+
+    Source:
+        vLLM 0.22.0 to 0.33.0, ``base_worker._get_new_notifs`` and ``_handle_heartbeat``.
+    """
     try:
         text = payload.decode()
     except UnicodeDecodeError:
@@ -185,10 +195,17 @@ _BY_RELEASE: Final = {each.release: each for each in CONNECTOR_HISTORY}
 
 
 def connector_release(engine_version: str) -> ConnectorRelease | None:
-    """Look up what an engine speaks, by the answer of its ``GET /version``.
+    """Look up what an engine speaks.
+
+    Args:
+        engine_version: The answer of its ``GET /version``, for example ``0.32.0`` or
+            ``0.32.0+cpu``.
 
     Returns:
         None for a release nobody has read: send it nothing.
+
+    Source:
+        :data:`CONNECTOR_HISTORY`.
     """
     found = _RELEASE_PATTERN.match(engine_version)
     return _BY_RELEASE.get((int(found[1]), int(found[2]))) if found else None
@@ -269,6 +286,10 @@ def encode_handshake_request(
 
     Raises:
         LocalProtocolError: The rank does not exist at that peer. Sent, it would end the listener.
+
+    Source:
+        vLLM, ``nixl/base_worker.py``, ``_nixl_handshake``: :class:`RequestForm` says which release
+        sends which form.
     """
     if not (0 <= request.pp_rank < pp_size and 0 <= request.tp_rank < tp_size):
         raise LocalProtocolError(
@@ -285,8 +306,14 @@ def encode_handshake_request(
 def decode_handshake_request(frame: bytes) -> HandshakeRequest:
     """Read a request as a listener.
 
+    Args:
+        frame: The request's frame, any bytes.
+
     Raises:
         RemoteProtocolError: Anything but ``(b"get_meta_msg", pp_rank, tp_rank)``.
+
+    Source:
+        vLLM 0.26.0 to 0.33.0, ``nixl/base_scheduler.py``, the side channel's listener.
     """
     try:
         verb, pp_rank, tp_rank = _REQUEST_DECODER.decode(frame)
@@ -302,6 +329,9 @@ def decode_handshake_payload(frame: bytes) -> HandshakePayload:
 
     Raises:
         RemoteProtocolError: Not the msgpack map we expect.
+
+    Source:
+        vLLM 0.22.0 to 0.33.0, ``NixlHandshakePayload`` of ``nixl/metadata.py``.
     """
     try:
         return _PAYLOAD_DECODER.decode(frame)
@@ -314,6 +344,9 @@ def decode_agent_metadata(raw: bytes) -> AgentMetadata:
 
     Raises:
         RemoteProtocolError: Not the msgpack map we expect; ``field`` says which message.
+
+    Source:
+        vLLM 0.22.0 to 0.33.0, ``NixlAgentMetadata`` of ``nixl/metadata.py``.
     """
     try:
         return _METADATA_DECODER.decode(raw)
@@ -326,8 +359,14 @@ def decode_agent_metadata(raw: bytes) -> AgentMetadata:
 def decode_clock(frame: bytes) -> float:
     """Read the second frame of a reply: the peer's monotonic clock in seconds.
 
+    Returns:
+        Seconds on the peer's own monotonic clock; only differences of it mean anything here.
+
     Raises:
         RemoteProtocolError: Not a msgpack number.
+
+    Source:
+        vLLM 0.26.0 to 0.33.0: the reply's second frame is ``time.perf_counter()``.
     """
     try:
         return _CLOCK_DECODER.decode(frame)

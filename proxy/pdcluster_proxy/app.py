@@ -100,7 +100,7 @@ async def _kept_up(run: Callable[[], Coroutine[None, None, None]]) -> None:
 
 
 def _http_error(request: Request, error: Exception) -> Response:
-    """Give routing's own refusals (404, 405) the API's shape."""
+    """Give routing's own errors (404, 405) the API's shape."""
     assert isinstance(error, HTTPException), "registered for nothing else"
     code = {404: "unknown-route", 405: "method-not-allowed"}.get(error.status_code, "http-error")
     path = request.url.path[:256]

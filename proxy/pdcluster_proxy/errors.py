@@ -19,6 +19,7 @@ __all__ = [
     "LocalFailureError",
     "ProxyError",
     "RejectedError",
+    "SupervisorGoneError",
     "UpstreamFailureError",
     "UpstreamTimeoutError",
 ]
@@ -35,7 +36,7 @@ class ProxyError(PDClusterError):
 
 
 class RejectedError(ProxyError):
-    """Refused before any leg: bad request, no ready endpoint, over capacity.
+    """Rejected before any leg: bad request, no ready endpoint, over capacity.
 
     Attributes:
         status_code: HTTP status for the client.
@@ -62,6 +63,12 @@ class RejectedError(ProxyError):
         self.retry_after_s = retry_after_s
 
 
+class SupervisorGoneError(ProxyError):
+    """The supervisor ended before one of its processes began."""
+
+    reason: ClassVar[str] = "SupervisorGone"
+
+
 class ClientGoneError(ProxyError):
     """The client closed its connection."""
 
@@ -85,7 +92,7 @@ class LocalFailureError(ProxyError):
 
 
 class ConnectError(LocalFailureError):
-    """Connect was refused or timed out: provably no byte of ours was accepted."""
+    """Nobody listens, or the connect timed out: provably no byte of ours was accepted."""
 
     reason: ClassVar[str] = "ConnectFailed"
     status: ClassVar[int] = 503

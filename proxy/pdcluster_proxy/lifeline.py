@@ -1,4 +1,4 @@
-"""A child's tie to its parent: it dies with it.
+"""A process's tie to its parent: it dies with it.
 
 Shell. Linux only, like the project.
 """
@@ -9,7 +9,7 @@ import ctypes
 import os
 import signal
 
-from pdcluster_proxy.errors import ProxyError
+from pdcluster_proxy.errors import SupervisorGoneError
 
 __all__ = ["die_with_parent"]
 
@@ -24,12 +24,12 @@ def die_with_parent(parent: int) -> None:
         parent: The parent's process id, by which a parent that is gone already is noticed.
 
     Raises:
-        ProxyError: The parent has ended before the tie was made.
-        OSError: The kernel refused.
+        SupervisorGoneError: The parent has ended before the tie was made.
+        OSError: The kernel does not know the call.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     if os.getppid() != parent:
-        raise ProxyError("The supervisor ended before this process began.")
+        raise SupervisorGoneError("The supervisor ended before this process began.")

@@ -17,7 +17,7 @@ from pdcluster_api.proxy_config import ListenConfig, ProxyConfig
 from pdcluster_lease.errors import ConfigurationError
 from pdcluster_proxy.logs import configure
 from pdcluster_proxy.settings import Settings, load_config, parse_settings
-from pdcluster_proxy.supervisor import EXIT_CONFIGURATION, ChildPlan, Supervisor
+from pdcluster_proxy.supervisor import EXIT_CONFIGURATION, ProcessPlan, Supervisor
 
 __all__ = ["main"]
 
@@ -45,11 +45,11 @@ async def run(
 ) -> int:
     """Supervise; returns the exit code."""
     supervisor = Supervisor(
-        companion=ChildPlan(
+        companion=ProcessPlan(
             name="companion", module="pdcluster_proxy.companion", socket=admin, index=0
         ),
         workers=[
-            ChildPlan(
+            ProcessPlan(
                 name=f"worker-{index}",
                 module="pdcluster_proxy.worker",
                 socket=listener,

@@ -96,7 +96,12 @@ _FROM_WORKERS: Final = (
     _counter("re_prefills_total", "Prefill legs after the first of an exchange."),
     _counter("relayed_bytes_total", "Bytes of streams given to clients."),
     _counter(
-        "requests_refused_total", "Requests refused below the application: not valid HTTP.", "code"
+        "requests_rejected_total",
+        "Requests rejected below the application: not valid HTTP.",
+        "code",
+    ),
+    _counter(
+        "exchange_log_lines_dropped_total", "Lines of the exchange log that could not be written."
     ),
     _counter("connections_opened_total", "Connections opened to engines.", "address"),
     _counter("leases_total", "Steps of KV leases: granted, handed-off, ended.", "endpoint", "step"),

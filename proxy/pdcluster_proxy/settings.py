@@ -21,7 +21,7 @@ from pdcluster_proxy.logs import LogFormat
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["ChildSettings", "Settings", "load_config", "parse_child_settings", "parse_settings"]
+__all__ = ["ProcessSettings", "Settings", "load_config", "parse_process_settings", "parse_settings"]
 
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 _FORMAT_VARIABLE = "PDCLUSTER_LOG_FORMAT"
@@ -44,8 +44,8 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChildSettings:
-    """What the supervisor tells a child; the configuration itself comes on standard input.
+class ProcessSettings:
+    """What the supervisor tells a process of its; the configuration itself comes on standard input.
 
     Attributes:
         parent: Process id of the supervisor.
@@ -82,14 +82,14 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     return Settings(config=args.config, log_format=args.log_format, log_level=args.log_level)
 
 
-def parse_child_settings(argv: Sequence[str]) -> ChildSettings:
-    """Read the command line that the supervisor gives a child."""
+def parse_process_settings(argv: Sequence[str]) -> ProcessSettings:
+    """Read the command line that the supervisor gives a process."""
     parser = argparse.ArgumentParser()
     for name in ("parent", "socket", "index", "workers"):
         parser.add_argument(f"--{name}", required=True, type=int)
     parser.add_argument("--link", required=True)
     _add_logging(parser, {})
-    return ChildSettings(**vars(parser.parse_args(argv)))
+    return ProcessSettings(**vars(parser.parse_args(argv)))
 
 
 def load_config(path: Path) -> ProxyConfig:

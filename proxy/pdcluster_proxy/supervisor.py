@@ -1,12 +1,12 @@
 """Keeps one companion and N workers running, and stops them in order.
 
-Shell. Theory of operation. Sockets are bound by the supervisor and handed to the children, so that
-a child that dies leaves its queue of connections to its successor. A child that dies is started
+Shell. Theory of operation. Sockets are bound by the supervisor and handed to the processes, so
+that one that dies leaves its queue of connections to its successor. A process that dies is started
 again, at once at first, later with growing delays. Stopping takes three steps: readiness answers
 503 while everything is still served, then the workers stop accepting and finish, then the companion
 goes. A second request to stop ends everything at once.
 
-Deliberately not here: what children do, and where the configuration comes from.
+Deliberately not here: what the processes do, and where the configuration comes from.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 
     from pdcluster_proxy.settings import Settings
 
-__all__ = ["ChildPlan", "Supervisor", "restart_delay_s"]
+__all__ = ["ProcessPlan", "Supervisor", "restart_delay_s"]
 
 _LOG = logging.getLogger(__name__)
 
 EXIT_STOPPED: Final = 0
 EXIT_FAULT: Final = 1
 EXIT_CONFIGURATION: Final = 2
-"""A child that ends with it would do so again: a person must change something."""
+"""A process that ends with it would do so again: a person must change something."""
 
 _FIRST_DELAY_S: Final = 0.1
 _LONGEST_DELAY_S: Final = 5.0
 _STEADY_S: Final = 10.0
-"""A child that ran this long is no longer failing to start."""
+"""A process that ran this long is no longer failing to start."""
 
 _KILL_AFTER_S: Final = 3.0
-"""How long past its grace a child may take to end."""
+"""How long past its grace a process may take to end."""
 
 
 def restart_delay_s(failures: int) -> float:
-    """Seconds before a child is started again.
+    """Seconds before a process is started again.
 
     Args:
         failures: Short lives in a row, this one included.
@@ -55,8 +55,8 @@ def restart_delay_s(failures: int) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChildPlan:
-    """One child to keep running.
+class ProcessPlan:
+    """One process to keep running.
 
     Attributes:
         name: For logs.
@@ -72,12 +72,12 @@ class ChildPlan:
 
 
 class Supervisor:
-    """The children of one proxy.
+    """The processes of one proxy.
 
     Args:
         companion: The companion's plan.
         workers: The workers' plans.
-        config_json: The configuration, for the children's standard input.
+        config_json: The configuration, for the processes' standard input.
         link: Name of the companion's socket.
         settings: What the supervisor itself was told.
         drain_s: How long readiness answers 503 before the workers stop accepting.
@@ -87,8 +87,8 @@ class Supervisor:
     def __init__(
         self,
         *,
-        companion: ChildPlan,
-        workers: Sequence[ChildPlan],
+        companion: ProcessPlan,
+        workers: Sequence[ProcessPlan],
         config_json: bytes,
         link: str,
         settings: Settings,
@@ -116,7 +116,7 @@ class Supervisor:
         self._stop.set()
 
     async def run(self) -> int:
-        """Keep the children running until told to stop; returns the exit code."""
+        """Keep the processes running until told to stop; returns the exit code."""
         keepers = [
             asyncio.create_task(self._keep(plan)) for plan in (self._companion, *self._workers)
         ]
@@ -134,8 +134,8 @@ class Supervisor:
 
     # Starting.
 
-    async def _keep(self, plan: ChildPlan) -> None:
-        """Run one child, again and again."""
+    async def _keep(self, plan: ProcessPlan) -> None:
+        """Run one process, again and again."""
         failures = 0
         while True:
             began = time.monotonic()
@@ -143,7 +143,7 @@ class Supervisor:
             if self._stops():
                 return
             if code == EXIT_CONFIGURATION:
-                _LOG.error("child.refused", extra={"child": plan.name, "exit_code": code})
+                _LOG.error("process.misconfigured", extra={"which": plan.name, "exit_code": code})
                 self._exit_code = EXIT_CONFIGURATION
                 self._drain_s = 0.0
                 self._stop.set()
@@ -151,26 +151,26 @@ class Supervisor:
             failures = 1 if time.monotonic() - began > _STEADY_S else failures + 1
             delay_s = restart_delay_s(failures)
             _LOG.error(
-                "child.died",
-                extra={"child": plan.name, "exit_code": code, "restart_in_s": delay_s},
+                "process.died",
+                extra={"which": plan.name, "exit_code": code, "restart_in_s": delay_s},
             )
             await asyncio.sleep(delay_s)
             if self._stops():
                 return
 
-    async def _live(self, plan: ChildPlan) -> int | None:
-        """Start a child and wait for its end; returns its exit code, None where it never was."""
+    async def _live(self, plan: ProcessPlan) -> int | None:
+        """Start a process and wait for its end; returns its exit code, None where it never was."""
         try:
             process = await self._start(plan)
         except OSError:
-            # No descriptors, no memory: it is tried again like a child that died.
-            _LOG.exception("child.start.failed", extra={"child": plan.name})
+            # No descriptors, no memory: it is tried again like one that died.
+            _LOG.exception("process.start.failed", extra={"which": plan.name})
             return None
         code = await process.wait()
         del self._running[plan.name]
         return code
 
-    async def _start(self, plan: ChildPlan) -> asyncio.subprocess.Process:
+    async def _start(self, plan: ProcessPlan) -> asyncio.subprocess.Process:
         settings = self._settings
         descriptor = plan.socket.fileno()
         process = await asyncio.create_subprocess_exec(
@@ -187,7 +187,7 @@ class Supervisor:
             process.stdin.write(self._config_json)
             process.stdin.close()
             await process.stdin.wait_closed()
-        _LOG.info("child.started", extra={"child": plan.name, "pid": process.pid})
+        _LOG.info("process.started", extra={"which": plan.name, "pid": process.pid})
         return process
 
     # Stopping.
@@ -207,13 +207,13 @@ class Supervisor:
         _LOG.info("drain.complete")
 
     async def _ended(self, names: Sequence[str], timeout_s: float) -> None:
-        """Wait for children to end; kill those that do not."""
+        """Wait for processes to end; kill those that do not."""
         processes = [self._running[name] for name in names if name in self._running]
         waiting = asyncio.gather(*(process.wait() for process in processes))
         await self._unless_hurried(waiting, timeout_s)
         for name in names:
             if self._signal(name, signal.SIGKILL):
-                _LOG.error("child.killed", extra={"child": name})
+                _LOG.error("process.killed", extra={"which": name})
 
     async def _unless_hurried(
         self, awaited: asyncio.Future[list[int]] | Coroutine[None, None, None], timeout_s: float

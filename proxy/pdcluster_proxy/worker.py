@@ -21,7 +21,7 @@ from pdcluster_proxy.app import create_app
 from pdcluster_proxy.core.ports import Address
 from pdcluster_proxy.lifeline import die_with_parent
 from pdcluster_proxy.logs import configure
-from pdcluster_proxy.settings import ChildSettings, parse_child_settings
+from pdcluster_proxy.settings import ProcessSettings, parse_process_settings
 from pdcluster_proxy.wire.engine_client import EngineClient
 from pdcluster_proxy.wire.link import CompanionLink
 from pdcluster_proxy.wire.server import EdgeServer, serve_worker
@@ -30,15 +30,15 @@ _LOG = logging.getLogger(__name__)
 _FIRST_SNAPSHOT_S = 3.0
 
 
-async def run(config: ProxyConfig, settings: ChildSettings) -> None:
+async def run(config: ProxyConfig, settings: ProcessSettings) -> None:
     """Serve until SIGTERM, then finish what runs."""
     link = CompanionLink(settings.link)
 
     def opened(address: Address) -> None:
         link.count("connections_opened_total", (f"{address.host}:{address.port}",))
 
-    def refused(code: str) -> None:
-        link.count("requests_refused_total", (code,))
+    def rejected(code: str) -> None:
+        link.count("requests_rejected_total", (code,))
 
     engines = EngineClient(on_opened=opened)
     app = create_app(config, engines, link, settings.index, settings.workers)
@@ -49,7 +49,7 @@ async def run(config: ProxyConfig, settings: ChildSettings) -> None:
         for route in app.routes
         if isinstance(route, Route) and isinstance(route.endpoint, ExchangeEndpoint)
     }
-    server = EdgeServer(app, grace_s=config.grace_seconds, on_refused=refused, hot=hot)
+    server = EdgeServer(app, grace_s=config.grace_seconds, on_rejected=rejected, hot=hot)
 
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, server.stop)
@@ -69,7 +69,7 @@ async def run(config: ProxyConfig, settings: ChildSettings) -> None:
 
 def main() -> None:
     """Start from the supervisor's arguments."""
-    settings = parse_child_settings(sys.argv[1:])
+    settings = parse_process_settings(sys.argv[1:])
     config = ProxyConfig.model_validate_json(sys.stdin.buffer.read())
     configure(
         log_format=settings.log_format,

@@ -122,7 +122,7 @@ class _Authenticated:
         if scope["type"] == "http" and scope["path"].startswith("/v1"):
             given = dict(scope["headers"]).get(b"authorization", b"")
             if not any(hmac.compare_digest(given, each) for each in self._accepted):
-                refusal = json_response({"error": "Unauthorized"}, status=401)
-                await refusal(scope, receive, send)
+                rejection = json_response({"error": "Unauthorized"}, status=401)
+                await rejection(scope, receive, send)
                 return
         await self._app(scope, receive, send)

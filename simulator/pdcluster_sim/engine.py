@@ -12,7 +12,6 @@ import msgspec
 
 from pdcluster_lease import defaults
 from pdcluster_lease.engine_params import GrantingEngine
-from pdcluster_lease.errors import PDClusterError
 from pdcluster_lease.nixl_agent import NixlAgent
 from pdcluster_lease.params import EngineId
 from pdcluster_lease.side_channel import SideChannelAddress
@@ -95,7 +94,7 @@ class Engine:
             return
         try:
             self.handshakes.start(self._payload())
-        except PDClusterError:
+        except BaseException:
             # An agent that lives into the interpreter's teardown aborts the process there.
             self.thread.stop()
             raise

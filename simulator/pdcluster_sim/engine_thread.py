@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
 
 from pdcluster_lease.agent import Agent, Notified, ReadDone, ReadFailed, RemoteBlocks, TransferId
-from pdcluster_lease.errors import PDClusterError, PeerGoneError, ProtocolError, TransferError
+from pdcluster_lease.errors import PeerGoneError, ProtocolError, TransferError
 from pdcluster_lease.wire import Unrecognised, decode_notification
 from pdcluster_sim.core.messages import (
     DropPeer,
@@ -125,7 +125,7 @@ class EngineThread:
         self._ready = threading.Event()
         self._is_stopping = False
         self._is_draining = False
-        self._failure: PDClusterError | None = None
+        self._failure: Exception | None = None
         self._agent: Agent | None = None
         self._reads: dict[TransferId, StartRead] = {}
         self._done_reads: list[ReadDone] = []
@@ -137,7 +137,8 @@ class EngineThread:
         """Start, and wait until the agent exists.
 
         Raises:
-            PDClusterError: NIXL is missing, or refuses the memory.
+            PDClusterError: NIXL is missing, or rejects the memory; anything else that went wrong
+                on the thread is raised too.
         """
         self._thread.start()
         self._ready.wait()
@@ -159,10 +160,8 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
-            if self._make_agent is not None:
-                self._agent = self._make_agent()
-                self.metadata = self._agent.metadata()
-        except PDClusterError as error:
+            self._open_agent()
+        except Exception as error:  # noqa: BLE001 - whatever it is, start() raises it
             self._failure = error
             return
         finally:
@@ -176,6 +175,16 @@ class EngineThread:
         finally:
             if self._agent is not None:
                 self._agent.close()
+
+    def _open_agent(self) -> None:
+        if self._make_agent is None:
+            return
+        self._agent = self._make_agent()
+        try:
+            self.metadata = self._agent.metadata()
+        except BaseException:
+            self._agent.close()
+            raise
 
     def _pass(self) -> None:
         had_mail = self._read_mail(self._pause_s())

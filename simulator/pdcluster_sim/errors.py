@@ -19,7 +19,7 @@ class SimulatorError(PDClusterError):
 
 
 class FlagError(ConfigurationError):
-    """A command-line value that vLLM would refuse too, or that cannot be simulated."""
+    """A command-line value that vLLM would reject too, or that cannot be simulated."""
 
     reason: ClassVar[str] = "InvalidFlag"
 

@@ -2,7 +2,7 @@
 
 Pure: argv and environment in, :class:`Settings` out. Three kinds of flags: those that are honoured,
 those that are accepted because they change nothing here (``INERT_...``), and the simulator's own,
-all of which begin with ``--sim-``. Any other is refused as vLLM's parser refuses it, with exit
+all of which begin with ``--sim-``. Any other is rejected as vLLM's parser rejects it, with exit
 status 2.
 """
 
@@ -28,6 +28,8 @@ _DEFAULT_MODEL: Final = "sim"
 _DEFAULT_MAX_MODEL_LEN: Final = 8192
 _DEFAULT_BLOCK_SIZE: Final = 16
 _DEFAULT_NUM_BLOCKS: Final = 2048
+_UNLOGGED_PATHS: Final = "/health,/metrics"
+"""What is asked every second would fill the log. vLLM logs them unless told not to."""
 
 INERT_SWITCHES: Final = (
     "--aggregate-engine-logging",
@@ -38,7 +40,6 @@ INERT_SWITCHES: Final = (
     "--disable-fastapi-docs",
     "--disable-hybrid-kv-cache-manager",
     "--disable-log-stats",
-    "--enable-auto-tool-choice",
     "--enable-chunked-prefill",
     "--enable-expert-parallel",
     "--enable-force-include-usage",
@@ -94,13 +95,12 @@ INERT_VALUES: Final = (
     "--tokenizer",
     "--tokenizer-mode",
     "--tokenizer-revision",
-    "--tool-call-parser",
 )
 """Flags of vLLM whose value changes nothing here."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse with vLLM's habits: underscores are dashes, abbreviations are refused."""
+    """argparse with vLLM's habits: underscores are dashes, abbreviations are rejected."""
 
     @override
     def error(self, message: str) -> NoReturn:
@@ -141,9 +141,11 @@ def parse_settings(
         max_num_seqs=given.max_num_seqs,
         max_num_batched_tokens=given.max_num_batched_tokens,
         prefix_caching=given.enable_prefix_caching,
+        parses_tools=_parses_tools(given),
         prompt_tokens_details=given.enable_prompt_tokens_details,
         shutdown_timeout_s=given.shutdown_timeout,
         access_log=not given.disable_uvicorn_access_log,
+        unlogged_paths=frozenset(given.disable_access_log_for_endpoints.split(",")),
         log_level=environ.get("VLLM_LOGGING_LEVEL", "INFO").upper(),
         slot_bytes=_slot_bytes(given),
         latency=LatencyModel(
@@ -242,6 +244,8 @@ def _add_honoured(parser: _Parser) -> None:
     add("--max-num-batched-tokens", type=_tokens, default=8192, help="tokens computed per step")
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
     add("--enable-prompt-tokens-details", action=argparse.BooleanOptionalAction, default=False)
+    add("--enable-auto-tool-choice", action=argparse.BooleanOptionalAction, default=False)
+    add("--tool-call-parser", default=None, help="needed for requests with tools; calls none")
     add(
         "--shutdown-timeout",
         type=_not_negative,
@@ -249,6 +253,12 @@ def _add_honoured(parser: _Parser) -> None:
         help="seconds SIGTERM waits for requests and leases; 0 aborts them",
     )
     add("--disable-uvicorn-access-log", action=argparse.BooleanOptionalAction, default=False)
+    add(
+        "--disable-access-log-for-endpoints",
+        default=_UNLOGGED_PATHS,
+        metavar="PATHS",
+        help="paths, with commas, whose requests are not logged (default: %(default)s)",
+    )
     add(
         "--uvicorn-log-level",
         default="info",
@@ -301,8 +311,15 @@ def _api_keys(given: argparse.Namespace, environ: Mapping[str, str]) -> list[str
     return [*(given.api_key or []), *([from_environment] if from_environment else [])]
 
 
+def _parses_tools(given: argparse.Namespace) -> bool:
+    """Say whether calls of tools are parsed: vLLM needs both flags for any kind of choice."""
+    if given.enable_auto_tool_choice and given.tool_call_parser is None:
+        raise FlagError("--enable-auto-tool-choice needs --tool-call-parser. Set both or neither.")
+    return bool(given.enable_auto_tool_choice)
+
+
 def _num_blocks(given: argparse.Namespace) -> int:
-    """Return the number of blocks, or refuse a cache that does not hold the longest request."""
+    """Return the number of blocks, or reject a cache that does not hold the longest request."""
     enough = 2 * given.max_model_len // given.block_size + 1
     num_blocks: int = given.num_gpu_blocks_override or max(_DEFAULT_NUM_BLOCKS, enough)
     capacity = (num_blocks - 1) * given.block_size

@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pdcluster_sim.core.messages import Cancel, EngineRequest, FinishReason, RefuseUnread, Submit
+from pdcluster_sim.core.messages import Cancel, EngineRequest, FinishReason, RejectUnread, Submit
 from pdcluster_sim.engine_thread import AbortAll, Drain, EngineNews
 from pdcluster_sim.errors import EngineDeadError
 from pdcluster_sim.logs import log_notices
@@ -37,7 +37,7 @@ class Frontend:
         died: Set when the engine has ended by itself.
         death: Why, or None.
         gauges: The figures after the engine's last pass that changed any.
-        is_draining: Whether new requests are refused.
+        is_draining: Whether new requests are rejected.
     """
 
     def __init__(self, metrics: EngineMetrics) -> None:
@@ -68,10 +68,10 @@ class Frontend:
         assert self._engine is not None
         self._engine.post(mail)
 
-    def refuse_unread(self, kv: RequestParams | None) -> None:
-        """Release the remote lease of a request that is refused before it is submitted."""
+    def reject_unread(self, kv: RequestParams | None) -> None:
+        """Release the remote lease of a request that is rejected before it is submitted."""
         if kv is not None and kv.do_remote_prefill:
-            self.post(RefuseUnread(kv))
+            self.post(RejectUnread(kv))
 
     def completed(self, request_id: RequestId) -> None:
         """Say that a stop string has ended an answer.

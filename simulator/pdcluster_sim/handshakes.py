@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from pdcluster_lease.errors import ProtocolError, SideChannelError
+from pdcluster_lease.errors import ProtocolError
 from pdcluster_lease.side_channel import (
     HandshakeReply,
     SideChannelAddress,
@@ -67,14 +67,15 @@ class HandshakeThread:
         self._listening: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._bound = threading.Event()
-        self._failure: SideChannelError | None = None
+        self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="handshakes", daemon=True)
 
     def start(self, payload: HandshakePayload) -> None:
         """Listen, answering every rank-0 handshake with ``payload``.
 
         Raises:
-            SideChannelError: The address is taken, or is not this machine's.
+            SideChannelError: The address is taken, or is not this machine's; anything else that
+                went wrong on the thread is raised too.
         """
         self._payload = payload
         self._thread.start()
@@ -88,7 +89,7 @@ class HandshakeThread:
         self._loop.call_soon_threadsafe(self._begin, lease)
 
     def silence(self) -> None:
-        """Stop to answer, as vLLM's listener does after a malformed request.
+        """Answer no more, as vLLM's listener does after a malformed request.
 
         Waits until that holds, so that what is asked afterwards is surely not answered.
         """
@@ -102,19 +103,21 @@ class HandshakeThread:
             self._thread.join()
 
     def _run(self) -> None:
-        asyncio.run(self._serve())
+        try:
+            asyncio.run(self._serve())
+        except Exception as error:
+            if self._bound.is_set():
+                raise
+            self._failure = error  # start() raises it
+        finally:
+            self._bound.set()
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         listener = SideChannelListener(self._at, answer=self._answer)
-        try:
-            listener.bind()
-        except SideChannelError as error:
-            self._failure = error
-            return
-        finally:
-            self._bound.set()
+        listener.bind()
+        self._bound.set()
         self._listening = asyncio.create_task(listener.serve())
         await self._stop.wait()
         for task in (self._listening, *self._tasks):
@@ -125,7 +128,7 @@ class HandshakeThread:
     def _answer(self, request: HandshakeRequest) -> HandshakePayload | None:
         if (request.pp_rank, request.tp_rank) != (0, 0):
             _log.warning(
-                "Refused a handshake for pp rank %d, tp rank %d: there is one rank",
+                "Rejected a handshake for pp rank %d, tp rank %d: there is one rank",
                 request.pp_rank,
                 request.tp_rank,
             )

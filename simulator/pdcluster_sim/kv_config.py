@@ -35,7 +35,7 @@ class _ExtraConfig(msgspec.Struct):
 
 
 class _KVTransferConfig(msgspec.Struct, forbid_unknown_fields=True):
-    """vLLM's ``KVTransferConfig``, whose unknown keys are refused."""
+    """vLLM's ``KVTransferConfig``, whose unknown keys are rejected."""
 
     kv_connector: str | None = None
     kv_role: str | None = None

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import logging.config
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
+
+from typing_extensions import override
 
 from pdcluster_lease.lease import Expired, LateRead, Released, Renewed
 from pdcluster_sim.core.results import (
@@ -23,17 +25,42 @@ from pdcluster_sim.core.results import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["configure_logging", "log_notices"]
+__all__ = ["PathFilter", "configure_logging", "log_notices"]
 
 _log = logging.getLogger("pdcluster_sim.engine")
 
+_PATH_ARG: Final = 2
 
-def configure_logging(level: str, *, access_log: bool) -> None:
+
+class PathFilter(logging.Filter):
+    """Leaves out uvicorn's lines about some paths.
+
+    Args:
+        paths: Paths without their queries.
+    """
+
+    def __init__(self, paths: frozenset[str]) -> None:
+        super().__init__()
+        self._paths = paths
+
+    @override
+    def filter(self, record: logging.LogRecord) -> bool:
+        # The arguments are uvicorn's: client, method, path with query, HTTP version, status.
+        args = record.args
+        if not isinstance(args, tuple) or len(args) <= _PATH_ARG:
+            return True
+        return str(args[_PATH_ARG]).partition("?")[0] not in self._paths
+
+
+def configure_logging(
+    level: str, *, access_log: bool, unlogged_paths: frozenset[str] = frozenset()
+) -> None:
     """Write to standard output, in vLLM's shape: level, time, where, message.
 
     Args:
         level: Level of the engine's own lines.
         access_log: Whether uvicorn's line per request is written.
+        unlogged_paths: Paths about whose requests none is written.
     """
     vllm = {
         "format": "%(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s",
@@ -49,7 +76,11 @@ def configure_logging(level: str, *, access_log: bool) -> None:
                 "vllm": vllm,
                 "access": {"format": "%(levelname)s:     %(message)s"},
             },
-            "handlers": {"out": handler, "access": {**handler, "formatter": "access"}},
+            "filters": {"access": {"()": PathFilter, "paths": unlogged_paths}},
+            "handlers": {
+                "out": handler,
+                "access": {**handler, "formatter": "access", "filters": ["access"]},
+            },
             "root": {"level": "WARNING", "handlers": ["out"]},
             "loggers": {
                 "pdcluster_sim": {"level": level},

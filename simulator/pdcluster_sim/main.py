@@ -48,7 +48,11 @@ def main() -> None:
     """Run one engine until it is told to stop."""
     try:
         settings = parse_settings(sys.argv[1:], os.environ)
-        configure_logging(settings.log_level, access_log=settings.access_log)
+        configure_logging(
+            settings.log_level,
+            access_log=settings.access_log,
+            unlogged_paths=settings.unlogged_paths,
+        )
         faults = _read_faults(settings.fault_script)
         status = _serve(settings, bind(settings.host, settings.port), faults)
     except ConfigurationError as error:

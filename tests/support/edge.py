@@ -21,13 +21,14 @@ SWEEP_S = 0.01
 
 @dataclass
 class Edge:
-    """Where it listens, and what it refused."""
+    """Where it listens, and what it rejected."""
 
     host: str
     port: int
     state: ServerState
-    refused: list[str] = field(default_factory=list)
+    rejected: list[str] = field(default_factory=list)
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
+    num_sweeps: int = 0
 
     @property
     def num_connections(self) -> int:
@@ -65,7 +66,7 @@ async def edge(
     config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None, access_log=False)
     config.load()
     state = ServerState()
-    refused: list[str] = []
+    rejected: list[str] = []
     protocol = functools.partial(
         EdgeProtocol,
         config=config,
@@ -73,7 +74,7 @@ async def edge(
         app_state={},
         _loop=loop,
         limits=limits or EdgeLimits(),
-        on_refused=refused.append,
+        on_rejected=rejected.append,
         hot=hot or {},
     )
 
@@ -82,12 +83,13 @@ async def edge(
             for connection in tuple(state.connections):
                 assert isinstance(connection, EdgeProtocol)
                 connection.check(time.monotonic())
+            served.num_sweeps += 1
             await asyncio.sleep(SWEEP_S)
 
     server = await loop.create_server(protocol, "127.0.0.1", 0)
-    sweeping = asyncio.create_task(sweep())
     host, port = server.sockets[0].getsockname()[:2]
-    served = Edge(host, port, state, refused)
+    served = Edge(host, port, state, rejected)
+    sweeping = asyncio.create_task(sweep())
     try:
         yield served
     finally:

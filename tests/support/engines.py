@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,12 +34,17 @@ BLOCK_BYTES = 32_768
 
 _CONFIG_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 _POLL_S = 0.05
+_PORTS = range(15_000, 32_000)
+"""Below the ports that outgoing connections take: one of those would hold the port of an engine
+that is still starting."""
+_GRACE_S = 30
 GUARD = (
     *(sys.executable, "-P", "-m", "pdcluster_cli.guard"),
-    *(f"--parent={os.getpid()}", "--grace=30", "--"),
+    *(f"--parent={os.getpid()}", f"--grace={_GRACE_S}", "--"),
 )
 """Ends an engine's whole tree with it, and with the test run: vLLM's ranks outlive their server."""
-_STOP_S = 15.0
+_STOP_S = _GRACE_S + 15.0
+"""The guard's grace and what it needs to clean up; longer only where it hangs itself."""
 _SERIES = re.compile(r"^(vllm:[^\s{]+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
@@ -84,6 +92,9 @@ class EngineKind:
     env: Mapping[str, str]
     cwd: str | None
     startup_s: float
+    """Seconds from an engine's launch until it has to be healthy: only tells slow from never."""
+    makes_sockets: bool = False
+    """Whether it leaves Unix sockets where ``VLLM_RPC_BASE_PATH`` says."""
     missing: str | None = None
     """Why this kind cannot be run here, or None."""
 
@@ -103,6 +114,12 @@ class EngineKind:
             # reads from the others, and without it an idle engine leaves the cores alone.
             "NIXL_PROG_THREAD": "idle" if spec.role == "prefill" else "0",
         }
+        sockets = None
+        if self.makes_sockets:
+            # A socket's path is limited to 107 bytes, so it lies neither below ``logs`` nor
+            # wherever TMPDIR points.
+            sockets = Path(tempfile.mkdtemp(prefix="pdc-", dir="/tmp"))
+            env["VLLM_RPC_BASE_PATH"] = str(sockets)
         log = logs / f"{self.name}-{spec.name}-{port}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -121,6 +138,7 @@ class EngineKind:
             log=log,
             url=f"http://{host}:{port}",
             side_channel=(host, side_port),
+            sockets=sockets,
         )
 
     @contextmanager
@@ -137,6 +155,12 @@ class EngineKind:
                 engine.stop()
 
 
+def _client() -> httpx.Client:
+    # Servers close what was idle for 5 s: a client that keeps connections as long would send into
+    # one that is just being closed.
+    return httpx.Client(timeout=120.0, limits=httpx.Limits(keepalive_expiry=2.0))
+
+
 @dataclass(kw_only=True)
 class RunningEngine:
     """One engine's process and addresses."""
@@ -147,11 +171,13 @@ class RunningEngine:
     log: Path
     url: str
     side_channel: tuple[str, int]
-    client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=120.0))
+    sockets: Path | None = None
+    launched_at: float = field(default_factory=time.monotonic)
+    client: httpx.Client = field(default_factory=_client)
 
     def wait(self) -> None:
         """Wait until it is healthy."""
-        until = time.monotonic() + self.kind.startup_s
+        until = self.launched_at + self.kind.startup_s
         while time.monotonic() < until:
             if self.process.poll() is not None:
                 raise AssertionError(
@@ -167,7 +193,7 @@ class RunningEngine:
     def is_healthy(self) -> bool:
         """Ask ``/health``."""
         try:
-            return httpx.get(f"{self.url}/health", timeout=5.0).status_code == httpx.codes.OK
+            return httpx.get(f"{self.url}/health", timeout=30.0).status_code == httpx.codes.OK
         except httpx.HTTPError:
             return False
 
@@ -193,7 +219,7 @@ class RunningEngine:
             f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(content)}\r\n\r\n"
         )
-        connection = socket.create_connection((host, int(port)), timeout=10.0)
+        connection = socket.create_connection((host, int(port)), timeout=60.0)
         connection.sendall(head.encode() + content)
         return connection
 
@@ -233,6 +259,8 @@ class RunningEngine:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+        if self.sockets is not None:
+            shutil.rmtree(self.sockets, ignore_errors=True)
         self.client.close()
 
 
@@ -265,11 +293,15 @@ class Metrics:
 
 
 def free_port(host: str) -> int:
-    """Return a port that nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port that nobody listens on and no outgoing connection will take."""
+    for port in random.sample(_PORTS, 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError(f"of 100 ports of {host} none is free")
 
 
 def sim_kind(*args: str) -> EngineKind:
@@ -279,7 +311,7 @@ def sim_kind(*args: str) -> EngineKind:
         command=(sys.executable, "-m", "pdcluster_sim", "serve", *args),
         env={},
         cwd=None,
-        startup_s=30.0,
+        startup_s=120.0,
     )
 
 
@@ -287,7 +319,14 @@ def vllm_kind(environ: Mapping[str, str]) -> EngineKind:
     """Real vLLM, where its environment has been built."""
     command, cwd, env, missing = _find_vllm(environ)
     return EngineKind(
-        name="vllm", command=tuple(command), env=env, cwd=cwd, startup_s=600.0, missing=missing
+        name="vllm",
+        command=tuple(command),
+        env=env,
+        cwd=cwd,
+        # Ten seconds alone; some ninety where several start together on a machine that is busy.
+        startup_s=600.0,
+        makes_sockets=True,
+        missing=missing,
     )
 
 

@@ -26,7 +26,7 @@ from pdcluster_proxy.core.bodies import Api
 from pdcluster_proxy.core.messages import (
     EndpointState,
     EndpointView,
-    LeaseEvent,
+    LeaseStep,
     Outcome,
     PoolSnapshot,
 )
@@ -112,7 +112,7 @@ async def hang(peer: Peer) -> None:
     await peer.until_closed()
 
 
-async def refuse_after_accept(peer: Peer) -> None:
+async def reset_after_accept(peer: Peer) -> None:
     """Take the request and reset."""
     await peer.request()
     peer.reset()
@@ -123,7 +123,7 @@ class Recorder:
     """A companion that keeps what it was told."""
 
     snapshot: PoolSnapshot = field(default_factory=lambda: PoolSnapshot(0))
-    leases: list[LeaseEvent] = field(default_factory=list)
+    leases: list[LeaseStep] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     counts: list[tuple[str, tuple[str, ...], float]] = field(default_factory=list)
     began: list[tuple[str, int]] = field(default_factory=list)
@@ -150,7 +150,7 @@ class Recorder:
         if outcome is not None:
             self.outcomes.append(outcome)
 
-    def lease(self, event: LeaseEvent) -> None:
+    def lease(self, event: LeaseStep) -> None:
         self.leases.append(event)
 
     def count(self, name: str, labels: tuple[str, ...], amount: float = 1.0) -> None:

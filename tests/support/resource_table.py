@@ -1,4 +1,4 @@
-"""Resources that must be accepted, and resources that must be refused with a word of why.
+"""Resources that must be accepted, and resources that must be rejected with a word of why.
 
 The same table is meant for the models and for a real API server: whatever one accepts, the other
 must accept.
@@ -34,6 +34,10 @@ GOOD: dict[str, Resource] = {
         prefill={"autoscaling": {"minReplicas": 4, "maxReplicas": 4}}
     ),
     "both roles asleep": resource(prefill={"replicas": 0}, decode={"replicas": 0}),
+    "shortest grace": resource(drain={"terminationGracePeriodSeconds": 86}),
+    "shortest grace of a long lease": resource(
+        drain={"terminationGracePeriodSeconds": 506}, kvTransfer={"kvLeaseDurationSeconds": 300}
+    ),
     "shortest lease": resource(kvTransfer={"kvLeaseDurationSeconds": 6}),
     "TTL with bidirectional": resource(
         kvTransfer={"bidirectional": True, "decoderKVBlocksTTLSeconds": 480}
@@ -126,11 +130,18 @@ BAD: dict[str, tuple[Resource, str]] = {
         {"apiVersion": "pdcluster.io/v1alpha1", "kind": "PDCluster", "metadata": {"name": "x"}},
         "spec: is required",
     ),
-    "no image": (resource({"model": MODEL, "engine": {}}), "spec.engine.image: is required"),
+    "no image": (
+        resource({"model": MODEL, "engine": {}}),
+        "spec.engine.image: is required; add image. Image of the engine. Example vllm/",
+    ),
+    "no engine": (
+        resource({"model": MODEL}),
+        "spec.engine: is required; add engine with image below it. image: Image of the engine.",
+    ),
     "no model": (resource({"engine": ENGINE}), "spec.model: is required"),
     "empty model name": (
         resource({"model": {"name": ""}, "engine": ENGINE}),
-        'spec.model.name: "": must have at least 1 characters',
+        'spec.model.name: "": must have at least 1 character',
     ),
     "misspelt role": (resource(prefil={}), "spec.prefil: unknown field; did you mean prefill?"),
     "misspelt field": (
@@ -243,7 +254,7 @@ BAD: dict[str, tuple[Resource, str]] = {
         "spec.engine.port: 5607: lies among the side channel's ports",
     ),
     "engine port for root alone": (_engine(port=80), "must be at least 1024"),
-    "no backends": (resource(kvTransfer={"backends": []}), "must have at least 1 items"),
+    "no backends": (resource(kvTransfer={"backends": []}), "must have at least 1 item"),
     "a backend twice": (
         resource(kvTransfer={"backends": ["UCX", "UCX"]}),
         "[1] is 'UCX' a second time",
@@ -300,7 +311,23 @@ BAD: dict[str, tuple[Resource, str]] = {
         _engine(env=[{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]),
         "set value or valueFrom, not both",
     ),
-    "variable that begins with a digit": (_engine(env=[{"name": "1A"}]), "must match"),
+    "variable that begins with a digit": (
+        _engine(env=[{"name": "1A"}]),
+        'spec.engine.env[0].name: "1A": must be the name of a variable: letters, digits and',
+    ),
+    "a backend in small letters": (
+        resource(kvTransfer={"backends": ["ucx"]}),
+        "a capital first, like UCX",
+    ),
+    "a cache at a relative path": (
+        resource(
+            {
+                "model": MODEL | {"cache": {"persistentVolumeClaim": "c", "mountPath": "models"}},
+                "engine": ENGINE,
+            }
+        ),
+        "must be an absolute path: it begins with a slash, like /models",
+    ),
     "quantity in gigabytes": (
         resource(prefill={"resources": {"limits": {"memory": "64GB"}}}),
         "must be a quantity of Kubernetes",
@@ -350,6 +377,16 @@ BAD: dict[str, tuple[Resource, str]] = {
         resource(proxy={"maxHoldSeconds": 29}),
         "spec.proxy.maxHoldSeconds: 29: must be at least kvTransfer.kvLeaseDurationSeconds",
     ),
+    "grace that ends before the last lease": (
+        resource(drain={"terminationGracePeriodSeconds": 85}),
+        "spec.drain.terminationGracePeriodSeconds: 85: ends before the last lease",
+    ),
+    "grace that ends before a long lease": (
+        resource(
+            drain={"terminationGracePeriodSeconds": 505}, kvTransfer={"kvLeaseDurationSeconds": 300}
+        ),
+        "spec.drain.terminationGracePeriodSeconds: 505: ends before the last lease",
+    ),
     "nothing can move": (
         resource(rollout={"maxSurge": 0}),
         "spec.rollout.maxUnavailable: maxSurge and maxUnavailable cannot both be 0",
@@ -362,8 +399,14 @@ BAD: dict[str, tuple[Resource, str]] = {
         resource(ratio={"minPrefillPerDecode": "3:1"}),
         'spec.ratio.minPrefillPerDecode: "3:1": must not be above maxPrefillPerDecode',
     ),
-    "ratio of nothing": (resource(ratio={"minPrefillPerDecode": "0:1"}), "must match"),
-    "ratio with a slash": (resource(ratio={"minPrefillPerDecode": "1/4"}), "must match"),
+    "ratio of nothing": (
+        resource(ratio={"minPrefillPerDecode": "0:1"}),
+        "must be two whole numbers from 1 to 9999 with a colon between them, like '2:1'",
+    ),
+    "ratio with a slash": (
+        resource(ratio={"minPrefillPerDecode": "1/4"}),
+        "with a colon between them, like '2:1'",
+    ),
     "engine as a number": (
         resource({"model": MODEL, "engine": 3}),
         "spec.engine: 3: must be a mapping (key: value)",

@@ -40,7 +40,7 @@ def text_of(*documents: object) -> str:
 
 
 def validated(document: Mapping[str, object]) -> PDCluster:
-    """Return the model of a resource, without what only the loader refuses."""
+    """Return the model of a resource, without what only the loader rejects."""
     return PDCluster.model_validate_json(json.dumps(document), by_alias=True, by_name=False)
 
 

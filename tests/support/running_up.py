@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,20 +22,37 @@ class RunningUp:
     """One run of the command; killed with everything below it when the block ends."""
 
     def __init__(
-        self, folder: Path, *words: str, port: int, env: dict[str, str] | None = None
+        self,
+        folder: Path,
+        *words: str,
+        port: int,
+        admin_port: int | None = None,
+        env: Mapping[str, str] | None = None,
+        under: Sequence[str] = (),
     ) -> None:
+        """Start it.
+
+        Args:
+            folder: Its home, and where its output and its runs go.
+            words: Its own words, beside ports and folders.
+            port: Port for clients.
+            admin_port: Port of the admin page; the next one by default.
+            env: Variables beside those of the test run.
+            under: Command that runs it.
+        """
         self.url = f"http://127.0.0.1:{port}"
         self.output = folder / "up.txt"
         self.state_dir = folder / "state"
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 [
+                    *under,
                     sys.executable,
                     "-m",
                     "pdcluster_cli.main",
                     "up",
                     f"--port={port}",
-                    f"--admin-port={port + 1}",
+                    f"--admin-port={admin_port or port + 1}",
                     "--workers=1",
                     f"--state-dir={self.state_dir}",
                     *words,
@@ -66,9 +84,15 @@ class RunningUp:
         """Everything it has printed so far."""
         return self.output.read_text(encoding="utf-8", errors="replace")
 
-    def wait_for(self, words: str, *, times: int = 1) -> None:
+    @property
+    def run_dir(self) -> Path:
+        """The folder of its one run."""
+        (run_dir,) = (self.state_dir / "runs").iterdir()
+        return run_dir
+
+    def wait_for(self, words: str, *, times: int = 1, within_s: float = WAIT_S) -> None:
         """Wait until it has printed some words, so many times."""
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + within_s
         while self.text.count(words) < times:
             assert self.process.poll() is None, f"it ended: {self.text}"
             assert time.monotonic() < deadline, f"no {words!r} in:\n{self.text}"

@@ -1,19 +1,16 @@
 """``pdcluster up``: the composition root of a run.
 
-Shell: reads the file, finds the engine, checks ports, connects supervisor, screen, signals and the
-watched file. Decides nothing else.
+Shell: reads the file, finds the engine, checks ports, connects local cluster, screen, signals and
+the watched file. Decides nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
+import contextlib
 import signal
-import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path, PurePosixPath
-from typing import Final
+from pathlib import Path
 
 import watchfiles
 from rich.console import Console
@@ -25,19 +22,19 @@ from pdcluster_cli.exit_codes import ExitCode
 from pdcluster_cli.files import load_file
 from pdcluster_cli.options import EngineChoice, UpOptions
 from pdcluster_cli.settings import Settings
-from pdcluster_cli.up.addresses import free_address, require_free
+from pdcluster_cli.up.addresses import WantedPort, free_address, require_free
+from pdcluster_cli.up.edits import edit_message
 from pdcluster_cli.up.engines import PROXY_COMMAND, find_simulator, find_vllm
+from pdcluster_cli.up.local_cluster import LocalCluster
 from pdcluster_cli.up.processes import Launcher
+from pdcluster_cli.up.run_folders import make_run_dir
 from pdcluster_cli.up.screen import Screen
-from pdcluster_cli.up.supervisor import Supervisor
-from pdcluster_cli.up.view import KEEPER_LINE, curl_line
+from pdcluster_cli.up.snapshot import Ending
+from pdcluster_cli.up.view import KEEPER_LINE, curl_line, serves
 from pdcluster_cli.up.wishes import EngineSource, Site
 from pdcluster_lease.errors import PDClusterError
 
 __all__ = ["example_file", "run_up"]
-
-_RUNS_KEPT: Final = 10
-"""Folders of earlier runs that are kept for their logs."""
 
 
 def example_file() -> Path:
@@ -53,25 +50,21 @@ def run_up(
     Raises:
         PDClusterError: It could not even begin; nothing was started.
     """
-    path = options.file or example_file()
+    path = example_file() if options.file is None else Path(options.file)
     loaded = load_file(path)
     cluster = loaded.cluster
     source = _source(options.engine, settings, cluster)
-    for port, purpose, flag in (
-        (options.port, "clients", "--port"),
-        (options.admin_port, "the proxy's admin page", "--admin-port"),
-    ):
-        require_free("127.0.0.1", port, purpose=purpose, remedy=f"Choose another with {flag}.")
-    run_dir = _make_run_dir(options.state_dir or settings.state_dir, cluster.metadata.name)
+    _require_ports(options, cluster)
+    run_dir = make_run_dir(Path(options.state_dir or settings.state_dir), cluster.metadata.name)
     site = Site(
         source=source,
         proxy_command=PROXY_COMMAND,
         proxy_port=options.port,
         admin_port=options.admin_port,
         proxy_workers=options.workers,
-        run_dir=PurePosixPath(run_dir),
-        scratch_dir=PurePosixPath(settings.cache_dir / "engines"),
-        models_dir=PurePosixPath(settings.models_dir),
+        run_dir=str(run_dir),
+        scratch_dir=f"{settings.cache_dir}/engines",
+        models_dir=settings.models_dir,
     )
     with Screen(console) as screen:
         for line in _opening(path, loaded.skipped, cluster, source, run_dir):
@@ -82,7 +75,7 @@ def run_up(
                 site=site,
                 launcher=Launcher(run_dir=run_dir, environ=environ),
                 screen=screen,
-                watched=options.file.resolve() if options.file is not None else None,
+                watched=None if options.file is None else path.resolve(),
             )
         )
 
@@ -93,16 +86,26 @@ def _source(choice: EngineChoice, settings: Settings, cluster: PDCluster) -> Eng
     return find_vllm(settings, cluster)
 
 
-def _make_run_dir(state_dir: Path, cluster: str) -> Path:
-    """Make this run's folder and remove those of old runs that have ended."""
-    runs = state_dir / "runs"
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{cluster}-{os.getpid()}"
-    run_dir = runs / name
-    run_dir.mkdir(parents=True)
-    for old in sorted(runs.iterdir(), reverse=True)[_RUNS_KEPT:]:
-        if not Path("/proc", old.name.rpartition("-")[2]).exists():
-            shutil.rmtree(old, ignore_errors=True)
-    return run_dir
+def _require_ports(options: UpOptions, cluster: PDCluster) -> None:
+    spec, here = cluster.spec, "127.0.0.1"
+    require_free(
+        (
+            WantedPort(field="--port", number=options.port, purpose="clients", host=here),
+            WantedPort(
+                field="--admin-port",
+                number=options.admin_port,
+                purpose="the proxy's admin page",
+                host=here,
+            ),
+            WantedPort(field="spec.engine.port", number=spec.engine.port, purpose="engines"),
+            WantedPort(
+                field="spec.kvTransfer.sideChannelPort",
+                number=spec.kv_transfer.side_channel_port,
+                purpose="the engines' side channel",
+            ),
+        ),
+        num_engines=spec.prefill.num_engines + spec.decode.num_engines,
+    )
 
 
 def _opening(
@@ -133,42 +136,30 @@ async def _run(
     watched: Path | None,
 ) -> ExitCode:
     """Run until a signal or a failure; ``watched`` is an absolute path."""
-    spec = cluster.spec
-    ports = (spec.engine.port, spec.kv_transfer.side_channel_port, site.admin_port)
-    supervisor = Supervisor(
+    local = LocalCluster(
         cluster,
         site=site,
         launcher=launcher,
-        address=lambda taken: free_address(taken, ports=ports),
+        address=lambda taken, ports: free_address(taken, ports=ports),
         listener=screen,
     )
-    stopping = asyncio.Event()
-
-    def on_signal() -> None:
-        hurry = stopping.is_set()
-        screen.told("Stopping at once." if hurry else "Draining. Press Ctrl-C again to hurry.")
-        stopping.set()
-        if hurry:
-            stops.append(asyncio.ensure_future(supervisor.stop(at_once=True)))
-
-    stops: list[asyncio.Future[None]] = []
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, on_signal)
-    supervisor.start()
-    helpers = [asyncio.create_task(_announce(supervisor, screen, site, cluster))]
+    stopping = _Stopping(local, screen)
+    local.start()
+    tasks = [asyncio.create_task(_announce(local, screen, site))]
     if watched is not None:
-        helpers.append(asyncio.create_task(_follow(watched, supervisor, screen, stopping)))
-    failing = asyncio.create_task(supervisor.wait_failed())
-    told_to_stop = asyncio.create_task(stopping.wait())
+        following = asyncio.create_task(_follow(watched, local, screen, stopping.begun))
+        following.add_done_callback(lambda task: _tell_lost(task, screen, watched))
+        tasks.append(following)
+    failing = asyncio.create_task(local.wait_failed())
+    told_to_stop = asyncio.create_task(stopping.begun.wait())
     try:
         await asyncio.wait((failing, told_to_stop), return_when=asyncio.FIRST_COMPLETED)
     finally:
         error = failing.result() if failing.done() else None
-        for task in (*helpers, failing, told_to_stop):
+        for task in (*tasks, failing, told_to_stop):
             task.cancel()
-        await supervisor.stop()
-        await asyncio.gather(*stops)
+        await local.stop()
+        await stopping.end()
     if error is not None:
         screen.told(f"Error: {error}")
         return error.exit_code
@@ -176,32 +167,104 @@ async def _run(
     return ExitCode.WELL
 
 
-async def _announce(supervisor: Supervisor, screen: Screen, site: Site, cluster: PDCluster) -> None:
+class _Stopping:
+    """What the signals have asked for: the first one drains, the second ends everything at once."""
+
+    def __init__(self, local: LocalCluster, screen: Screen) -> None:
+        self.begun = asyncio.Event()
+        self._local = local
+        self._screen = screen
+        self._hurried: asyncio.Task[None] | None = None
+        self._taken = {signal.SIGINT, signal.SIGTERM}
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            # What was started under `nohup` outlives its terminal.
+            self._taken.add(signal.SIGHUP)
+        for number in self._taken:
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        if self._hurried is not None or self._local.snapshot.ending is Ending.AT_ONCE:
+            return
+        if self.begun.is_set():
+            self._screen.told("Stopping at once: whatever still runs is killed.")
+            self._hurried = asyncio.ensure_future(self._local.stop(at_once=True))
+            return
+        self._screen.told(
+            "Draining: no new requests, running answers finish. Ctrl-C again stops at once."
+            if serves(self._local.snapshot)
+            else "Stopping: nothing serves yet. Ctrl-C again stops at once."
+        )
+        self.begun.set()
+
+    async def end(self) -> None:
+        """Wait until all is stopped; from now on nothing can be interrupted any more."""
+        if self._hurried is not None:
+            await self._hurried
+        for number in self._taken:
+            asyncio.get_running_loop().remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
+
+
+async def _announce(local: LocalCluster, screen: Screen, site: Site) -> None:
     try:
-        await supervisor.wait_ready()
+        await local.wait_ready()
     except CliError:
         # wait_failed() tells it.
         return
-    model = cluster.spec.model
     screen.told(
-        f"Ready after {screen.elapsed_s:.1f} s: {supervisor.url} "
+        f"Ready after {screen.elapsed_s:.1f} s: {local.url} "
         f"(admin: http://127.0.0.1:{site.admin_port}). Ask it something:\n"
-        f"  {curl_line(supervisor.url, model.served_name or model.name)}"
+        f"  {curl_line(local.url, _model(local.resource))}"
     )
 
 
-async def _follow(
-    path: Path, supervisor: Supervisor, screen: Screen, stopping: asyncio.Event
-) -> None:
+def _model(cluster: PDCluster) -> str:
+    return cluster.spec.model.served_name or cluster.spec.model.name
+
+
+async def _follow(path: Path, local: LocalCluster, screen: Screen, stop: asyncio.Event) -> None:
     """Take over every edit of the file; a bad one is shown and changes nothing."""
-    # Editors replace files, so the folder is watched.
-    async for changes in watchfiles.awatch(path.parent, stop_event=stopping, recursive=False):
-        if not any(Path(changed) == path for _, changed in changes):
-            continue
-        try:
-            changed = supervisor.apply(load_file(path).cluster)
-        except PDClusterError as error:
-            screen.told(f"The edit is not applied, the old programs stay:\n{error}")
-            continue
-        if changed:
-            screen.told(f"{path} has changed: the new programs start, then the old ones drain.")
+    was_applied = True
+    async with asyncio.TaskGroup() as announcing:
+        # Editors replace files, so the folder is watched.
+        async for changes in watchfiles.awatch(path.parent, stop_event=stop, recursive=False):
+            if not any(Path(changed) == path for _, changed in changes):
+                continue
+            before = local.resource
+            try:
+                edit = local.apply(load_file(path).cluster)
+            except PDClusterError as error:
+                was_applied = False
+                screen.told(_unapplied(path, error))
+                continue
+            # A file that is saved as it was is no news, unless it was broken in between.
+            if edit.changes or not was_applied:
+                screen.told(edit_message(edit, str(path)))
+            was_applied = True
+            if _model(before) != _model(local.resource):
+                announcing.create_task(_announce_model(local, screen, _model(local.resource)))
+
+
+def _tell_lost(following: asyncio.Task[None], screen: Screen, path: Path) -> None:
+    if not following.cancelled() and (error := following.exception()) is not None:
+        screen.told(f"{path} is no longer watched ({error}); start `up` again to apply edits.")
+
+
+def _unapplied(path: Path, error: PDClusterError) -> str:
+    if not path.exists():
+        return (
+            f"{path} is gone; the programs go on as they are. Write it again to change them, "
+            "press Ctrl-C to stop them."
+        )
+    return (
+        f"{path} is not applied; the programs go on as they are. Correct it and save it again:\n"
+        f"{error}"
+    )
+
+
+async def _announce_model(local: LocalCluster, screen: Screen, model: str) -> None:
+    """Show the new curl line once the edit serves; where it was undone, the old one is right."""
+    with contextlib.suppress(CliError):
+        await local.wait_ready()
+        if _model(local.resource) == model:
+            screen.told(f"The model is {model!r} now:\n  {curl_line(local.url, model)}")

@@ -16,6 +16,7 @@ from pdcluster_api.v1alpha1 import PDCluster
 from pdcluster_cli.errors import EngineMissingError
 from pdcluster_cli.settings import Settings
 from pdcluster_cli.up.wishes import EngineSource
+from pdcluster_operator.program.engine import QUIET_VLLM
 
 __all__ = ["PROXY_COMMAND", "VLLM_POINTER", "find_simulator", "find_vllm"]
 
@@ -38,7 +39,7 @@ _LOOPBACK: Final = (
 
 def _local(settings: Settings) -> tuple[tuple[str, str], ...]:
     # A person's own process keeps the person's home: packages may be installed there.
-    return (*_LOOPBACK, ("HOME", str(settings.home_dir)))
+    return (*_LOOPBACK, ("HOME", settings.home_dir))
 
 
 def find_simulator(settings: Settings) -> EngineSource:
@@ -59,6 +60,8 @@ def find_simulator(settings: Settings) -> EngineSource:
     return EngineSource(
         label="simulator",
         command=(sys.executable, "-P", "-m", "pdcluster_sim", "serve"),
+        # All requests: it cannot leave out probes and scrapes alone.
+        args=("--disable-uvicorn-access-log",),
         env=_local(settings),
     )
 
@@ -71,8 +74,8 @@ def find_vllm(settings: Settings, cluster: PDCluster) -> EngineSource:
     """
     command = cluster.spec.engine.command
     if command:
-        return EngineSource(label="vLLM", command=command, env=_local(settings))
-    pointer = settings.cache_dir / VLLM_POINTER
+        return EngineSource(label="vLLM", command=command, args=QUIET_VLLM, env=_local(settings))
+    pointer = Path(settings.cache_dir) / VLLM_POINTER
     found = _read_pointer(pointer)
     if found is None:
         raise EngineMissingError(
@@ -82,6 +85,7 @@ def find_vllm(settings: Settings, cluster: PDCluster) -> EngineSource:
     return EngineSource(
         label="vLLM",
         command=found.command,
+        args=QUIET_VLLM,
         env=(*_local(settings), *found.env.items()),
         cwd=found.cwd,
     )

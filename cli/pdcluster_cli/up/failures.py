@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pdcluster_cli.errors import CliError, StartError, StartTimeoutError
-from pdcluster_cli.up.fleet import Member
 from pdcluster_cli.up.planning import KillReason
 from pdcluster_cli.up.remedies import remedy_for
+from pdcluster_cli.up.snapshot import Member
 
 __all__ = ["restart_message", "start_error"]
 

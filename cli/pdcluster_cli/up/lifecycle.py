@@ -10,9 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Final
+from typing import ClassVar, Final
 
-__all__ = ["TRANSITIONS", "Event", "ImpossibleEventError", "Phase", "backoff_s", "next_phase"]
+from pdcluster_lease.errors import PDClusterError
+
+__all__ = [
+    "STEADY_S",
+    "TRANSITIONS",
+    "Event",
+    "Impossible",
+    "ImpossibleEventError",
+    "Phase",
+    "backoff_s",
+    "next_phase",
+]
 
 _BACKOFF_FIRST_S: Final = 1.0
 _BACKOFF_MAX_S: Final = 60.0
@@ -46,32 +57,47 @@ class Event(StrEnum):
     """Its process has ended."""
 
 
-class ImpossibleEventError(Exception):
+class ImpossibleEventError(PDClusterError):
     """An event that cannot happen in this phase: a bug of ours."""
 
+    reason: ClassVar[str] = "ImpossibleEvent"
 
-TRANSITIONS: Final[Mapping[tuple[Phase, Event], Phase]] = {
+
+class Impossible(StrEnum):
+    """Why a pair cannot happen."""
+
+    LIVES_ALREADY = "a living program is not launched again"
+    IS_DEAD = "a dead program neither speaks nor answers nor ends"
+
+
+TRANSITIONS: Final[Mapping[tuple[Phase, Event], Phase | Impossible]] = {
+    (Phase.STARTING, Event.LAUNCHED): Impossible.LIVES_ALREADY,
     (Phase.STARTING, Event.SPOKE): Phase.LOADING,
     (Phase.STARTING, Event.ANSWERED): Phase.READY,
     (Phase.STARTING, Event.TOLD_TO_LEAVE): Phase.DRAINING,
     (Phase.STARTING, Event.ENDED): Phase.EXITED,
+    (Phase.LOADING, Event.LAUNCHED): Impossible.LIVES_ALREADY,
     (Phase.LOADING, Event.SPOKE): Phase.LOADING,
     (Phase.LOADING, Event.ANSWERED): Phase.READY,
     (Phase.LOADING, Event.TOLD_TO_LEAVE): Phase.DRAINING,
     (Phase.LOADING, Event.ENDED): Phase.EXITED,
+    (Phase.READY, Event.LAUNCHED): Impossible.LIVES_ALREADY,
     (Phase.READY, Event.SPOKE): Phase.READY,
     (Phase.READY, Event.ANSWERED): Phase.READY,
     (Phase.READY, Event.TOLD_TO_LEAVE): Phase.DRAINING,
     (Phase.READY, Event.ENDED): Phase.EXITED,
+    (Phase.DRAINING, Event.LAUNCHED): Impossible.LIVES_ALREADY,
     (Phase.DRAINING, Event.SPOKE): Phase.DRAINING,
     (Phase.DRAINING, Event.ANSWERED): Phase.DRAINING,
     (Phase.DRAINING, Event.TOLD_TO_LEAVE): Phase.DRAINING,
     (Phase.DRAINING, Event.ENDED): Phase.EXITED,
     (Phase.EXITED, Event.LAUNCHED): Phase.STARTING,
+    (Phase.EXITED, Event.SPOKE): Impossible.IS_DEAD,
+    (Phase.EXITED, Event.ANSWERED): Impossible.IS_DEAD,
     (Phase.EXITED, Event.TOLD_TO_LEAVE): Phase.EXITED,
+    (Phase.EXITED, Event.ENDED): Impossible.IS_DEAD,
 }
-"""Every pair that can happen. The others are errors: a living program is not launched, a dead one
-neither speaks nor answers nor ends."""
+"""Every pair: the phase it leads to, or why it cannot happen."""
 
 
 def next_phase(phase: Phase, event: Event) -> Phase:
@@ -80,10 +106,10 @@ def next_phase(phase: Phase, event: Event) -> Phase:
     Raises:
         ImpossibleEventError: The event cannot happen in this phase.
     """
-    try:
-        return TRANSITIONS[phase, event]
-    except KeyError:
-        raise ImpossibleEventError(f"{event} while {phase}") from None
+    target = TRANSITIONS[phase, event]
+    if isinstance(target, Impossible):
+        raise ImpossibleEventError(f"{event} while {phase}: {target}")
+    return target
 
 
 def backoff_s(failures: int) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from pdcluster_cli.up.fleet import Fleet
+from pdcluster_cli.up.snapshot import Snapshot
 
 __all__ = ["Listener", "Silent"]
 
@@ -15,8 +15,8 @@ __all__ = ["Listener", "Silent"]
 class Listener(Protocol):
     """Is told what happens; must not block."""
 
-    def changed(self, fleet: Fleet) -> None:
-        """Take note of the fleet as it is now; called often, also where nothing has changed."""
+    def changed(self, snapshot: Snapshot) -> None:
+        """Take note of the latest snapshot; called often, also where nothing has changed."""
 
     def told(self, message: str) -> None:
         """Take note of something a person should know."""
@@ -25,7 +25,7 @@ class Listener(Protocol):
 class Silent:
     """A listener that does nothing."""
 
-    def changed(self, fleet: Fleet) -> None:
+    def changed(self, snapshot: Snapshot) -> None:
         """Do nothing."""
 
     def told(self, message: str) -> None:

@@ -1,4 +1,4 @@
-"""What to do next: from a snapshot of the fleet to actions.
+"""What to do next: from a snapshot to actions.
 
 Pure and level-triggered: it looks at what is, not at what happened, so it may be asked at any
 moment and as often as one likes. The rules, in the order of importance:
@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from pdcluster_cli.up.fleet import Ending, Fleet, Kind, Member, Stop, is_ready
 from pdcluster_cli.up.lifecycle import Phase
+from pdcluster_cli.up.snapshot import Ending, Kind, Member, Snapshot, Stop, is_ready
 
 __all__ = ["Action", "Drain", "Forget", "Kill", "KillReason", "Launch", "Terminate", "plan"]
 
@@ -78,18 +78,18 @@ class Forget:
 Action: TypeAlias = Launch | Drain | Terminate | Kill | Forget
 
 
-def plan(fleet: Fleet, *, now: float) -> tuple[Action, ...]:
+def plan(snapshot: Snapshot, *, now: float) -> tuple[Action, ...]:
     """Return what to do now, at most one action per member.
 
     Args:
-        fleet: The snapshot.
+        snapshot: The snapshot.
         now: Monotonic seconds.
     """
-    if fleet.ending is not Ending.NOT:
-        return tuple(_ending(fleet))
+    if snapshot.ending is not Ending.NOT:
+        return tuple(_ending(snapshot))
     actions: list[Action] = []
-    for member in fleet.members:
-        action = _wanted(member, now) if member.wanted else _unwanted(member, fleet, now)
+    for member in snapshot.members:
+        action = _wanted(member, now) if member.wanted else _unwanted(member, snapshot, now)
         if action is not None:
             actions.append(action)
     return tuple(actions)
@@ -99,12 +99,12 @@ def _is_loading(member: Member) -> bool:
     return member.phase in {Phase.STARTING, Phase.LOADING}
 
 
-def _ending(fleet: Fleet) -> Iterator[Action]:
-    alive = [member for member in fleet.members if member.is_alive]
+def _ending(snapshot: Snapshot) -> Iterator[Action]:
+    alive = [member for member in snapshot.members if member.is_alive]
     kinds = {member.kind for member in alive}
     first = next((kind for kind in (Kind.PROXY, Kind.PREFILL, Kind.DECODE) if kind in kinds), None)
     for member in alive:
-        if fleet.ending is Ending.AT_ONCE:
+        if snapshot.ending is Ending.AT_ONCE:
             if member.stop is not Stop.FORCED:
                 yield Kill(member.name, KillReason.AT_ONCE)
         elif member.stop is Stop.NOT:
@@ -128,28 +128,28 @@ def _wanted(member: Member, now: float) -> Action | None:
     return None
 
 
-def _unwanted(member: Member, fleet: Fleet, now: float) -> Action | None:
+def _unwanted(member: Member, snapshot: Snapshot, now: float) -> Action | None:
     if not member.is_alive:
         return Forget(member.name)
     if _is_loading(member) and member.stop is Stop.NOT:
         return Kill(member.name, KillReason.NEVER_SERVED)
-    if member.stop is not Stop.NOT or not _may_leave(member, fleet):
+    if member.stop is not Stop.NOT or not _may_leave(member, snapshot):
         return None
     if member.kind is Kind.PROXY:
         return Terminate(member.name)
     if member.phase is not Phase.DRAINING:
         return Drain(member.name)
-    return Terminate(member.name) if now - member.since >= fleet.settle_s else None
+    return Terminate(member.name) if now - member.since >= snapshot.settle_s else None
 
 
-def _may_leave(member: Member, fleet: Fleet) -> bool:
-    if not is_ready(fleet):
+def _may_leave(member: Member, snapshot: Snapshot) -> bool:
+    if not is_ready(snapshot):
         return False
     if member.kind is not Kind.DECODE:
         return True
     # Whatever an old prefill engine has granted can only be read by a decode engine of its kind.
-    stays = any(other.wanted and other.identity == member.identity for other in fleet.members)
+    stays = any(other.wanted and other.identity == member.identity for other in snapshot.members)
     return stays or not any(
         other.kind is Kind.PREFILL and not other.wanted and other.is_alive
-        for other in fleet.members
+        for other in snapshot.members
     )

@@ -15,8 +15,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pdcluster_cli.up.fleet import Fleet
-from pdcluster_cli.up.view import Row, rows
+from pdcluster_cli.up.snapshot import Snapshot
+from pdcluster_cli.up.view import STOPPED, Row, rows
 
 __all__ = ["Screen"]
 
@@ -26,6 +26,7 @@ _COLOURS: Final = {
     "ready": "green",
     "draining": "cyan",
     "exited": "red",
+    STOPPED: "dim",
 }
 _REFRESHES_PER_S: Final = 4
 
@@ -71,9 +72,9 @@ class Screen:
         """Seconds since this screen was made."""
         return self._clock() - self._began_at
 
-    def changed(self, fleet: Fleet) -> None:
-        """Show the fleet as it is now."""
-        current = rows(fleet, now=self._clock())
+    def changed(self, snapshot: Snapshot) -> None:
+        """Show the latest snapshot."""
+        current = rows(snapshot, now=self._clock())
         if self._live is not None:
             self._live.update(_table(current))
             return

@@ -8,14 +8,21 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import dataclass
+from typing import Final
 
 from pdcluster_api.proxy_config import KeeperMode
 from pdcluster_api.support import KEEPER
-from pdcluster_cli.up.fleet import Fleet, Member, host_of
 from pdcluster_cli.up.lifecycle import Phase
+from pdcluster_cli.up.snapshot import Ending, Member, Snapshot, Stop, host_of
 from pdcluster_operator.program.programs import EngineProgram
 
-__all__ = ["KEEPER_LINE", "Row", "curl_line", "rows", "url_of"]
+__all__ = ["KEEPER_LINE", "STOPPED", "Row", "curl_line", "rows", "serves", "url_of"]
+
+STOPPED: Final = "stopped"
+"""Instead of a phase: it has ended because the whole ends, and does not come back."""
+
+_KILLED: Final = 128 + 9
+"""Exit code of what was ended by SIGKILL, as its guard tells it."""
 
 KEEPER_LINE = (
     "Lease keeper: absent (not built yet). Nobody renews a lease between prefill's and decode's "
@@ -32,7 +39,7 @@ class Row:
     Attributes:
         name: Its name.
         state: Its phase, with the back-off or the exit code where there is one.
-        phase: Its phase alone, for the colour.
+        phase: Its phase alone, for the colour; :data:`STOPPED` when the whole ends.
         address: Where it is reached.
         restarts: Processes started beyond the first.
         log: File name of its log.
@@ -46,29 +53,41 @@ class Row:
     log: str
 
 
-def rows(fleet: Fleet, *, now: float) -> tuple[Row, ...]:
-    """Return one row per member, in the fleet's order.
+def rows(snapshot: Snapshot, *, now: float) -> tuple[Row, ...]:
+    """Return one row per member, in the snapshot's order.
 
     Args:
-        fleet: The fleet.
+        snapshot: The snapshot.
         now: Monotonic seconds.
     """
     return tuple(
         Row(
             name=member.name,
-            state=_state(member, now),
-            phase=(Phase.STARTING if member.launches == 0 else member.phase).value,
+            state=_state(member, snapshot.ending, now),
+            phase=_phase(member, snapshot.ending),
             address=address_of(member),
             restarts=max(0, member.launches - 1),
             log=f"{member.name}.log",
         )
-        for member in fleet.members
+        for member in snapshot.members
     )
 
 
-def _state(member: Member, now: float) -> str:
+def _phase(member: Member, ending: Ending) -> str:
+    if not member.is_alive and ending is not Ending.NOT:
+        return STOPPED
+    return (Phase.STARTING if member.launches == 0 else member.phase).value
+
+
+def _state(member: Member, ending: Ending, now: float) -> str:
+    phase = _phase(member, ending)
+    if phase == STOPPED:
+        # Whoever was told to end the whole does not see failures in it.
+        return "killed" if member.exit_code == _KILLED else STOPPED
+    if member.is_alive and (ending is Ending.AT_ONCE or member.stop is Stop.FORCED):
+        return "being killed"
     if member.is_alive or member.launches == 0:
-        return "starting" if member.launches == 0 else member.phase.value
+        return phase
     state = f"exited ({member.exit_code})"
     if member.launch_at is not None:
         state += f", again in {max(0.0, member.launch_at - now):.0f} s"
@@ -80,12 +99,21 @@ def address_of(member: Member) -> str:
     return f"http://{host_of(member.program)}:{member.program.ports[0].number}"
 
 
-def url_of(fleet: Fleet) -> str:
+def url_of(snapshot: Snapshot) -> str:
     """Return where clients connect, or an empty text while there is no proxy."""
-    for member in fleet.members:
+    for member in snapshot.members:
         if member.wanted and not isinstance(member.program, EngineProgram):
             return address_of(member)
     return ""
+
+
+def serves(snapshot: Snapshot) -> bool:
+    """Whether an answer may be under way."""
+    return any(
+        not isinstance(member.program, EngineProgram)
+        and member.phase in {Phase.READY, Phase.DRAINING}
+        for member in snapshot.members
+    )
 
 
 def curl_line(url: str, model: str) -> str:
@@ -100,11 +128,12 @@ def curl_line(url: str, model: str) -> str:
     )
     words = [
         "curl",
-        "--no-buffer",
+        # Errors are shown, progress is not; what is streamed is shown as it comes.
+        "-sSN",
         f"{url}/v1/chat/completions",
-        "--header",
+        "-H",
         "content-type: application/json",
-        "--data",
+        "-d",
         body,
     ]
     return shlex.join(words)

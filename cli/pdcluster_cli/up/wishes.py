@@ -1,4 +1,4 @@
-"""What a resource wishes for, and the fleet that would fulfil it.
+"""What a resource wishes for, and the programs that would fulfil it.
 
 Pure. Two wishes are compared program by program: a member whose program would be the same stays,
 whatever else has changed in the file.
@@ -9,14 +9,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
 from typing import Final
 
 from pdcluster_api.proxy_config import Role
 from pdcluster_api.revision import revision_of
 from pdcluster_api.v1alpha1 import PDCluster
-from pdcluster_cli.up.fleet import Fleet, Kind, Member, Program, Stop, host_of, kind_of
 from pdcluster_cli.up.lifecycle import Phase
+from pdcluster_cli.up.snapshot import Kind, Member, Program, Snapshot, Stop, host_of, kind_of
 from pdcluster_operator.program.engine import engine_programs
 from pdcluster_operator.program.programs import Placement, ProxyPlacement, ProxyProgram
 from pdcluster_operator.program.proxy import proxy_program
@@ -34,12 +33,14 @@ class EngineSource:
     Attributes:
         label: For people: ``simulator``, ``vLLM``.
         command: Program and first words, before the model.
+        args: Further words, before the resource's own.
         env: Environment it needs on this machine.
         cwd: Folder to run in, so that a model may be a folder's name; None for the current one.
     """
 
     label: str
     command: tuple[str, ...]
+    args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     cwd: str | None = None
 
@@ -64,22 +65,23 @@ class Site:
     proxy_port: int
     admin_port: int
     proxy_workers: int
-    run_dir: PurePosixPath
-    scratch_dir: PurePosixPath
-    models_dir: PurePosixPath
+    run_dir: str
+    scratch_dir: str
+    models_dir: str
 
     @property
-    def endpoints_file(self) -> PurePosixPath:
+    def endpoints_file(self) -> str:
         """Where the proxy finds the live list of engines."""
-        return self.run_dir / "endpoints.json"
+        return f"{self.run_dir}/endpoints.json"
 
     def engine_place(self, host: str, revision: str) -> Placement:
         """Return where an engine of a revision runs at ``host``."""
         return Placement(
             host=host,
             command=self.source.command,
-            scratch_dir=str(self.scratch_dir / revision),
-            models_dir=str(self.models_dir),
+            scratch_dir=f"{self.scratch_dir}/{revision}",
+            models_dir=self.models_dir,
+            args=self.source.args,
             env=self.source.env,
         )
 
@@ -94,8 +96,8 @@ class Site:
             admin_host=admin_host,
             admin_port=self.admin_port,
             command=self.proxy_command,
-            config_file=str(self.run_dir / f"{name}.json"),
-            endpoints_file=str(self.endpoints_file),
+            config_file=f"{self.run_dir}/{name}.json",
+            endpoints_file=self.endpoints_file,
             workers=self.proxy_workers,
             replaces=replaces,
             # Nothing balances load in front of it, so nobody has to notice first.
@@ -143,17 +145,17 @@ def _identity(program: Program) -> str:
 
 
 def retargeted(
-    fleet: Fleet, wish: Wish, *, now: float, address: Callable[[Iterable[str]], str]
-) -> Fleet:
-    """Return the fleet with the wish as its target; nothing is started or stopped yet.
+    snapshot: Snapshot, wish: Wish, *, now: float, address: Callable[[Iterable[str]], str]
+) -> Snapshot:
+    """Return the snapshot with the wish as its target; nothing is started or stopped yet.
 
     Args:
-        fleet: The fleet so far.
+        snapshot: The snapshot so far.
         wish: What is wished for now.
         now: Monotonic seconds.
         address: Gives a free loopback address, apart from those it is told.
     """
-    members = list(fleet.members)
+    members = list(snapshot.members)
     for kind in Kind:
         kept = _kept(members, kind, wish)
         members = [
@@ -163,7 +165,7 @@ def retargeted(
         for _ in range(wish.counts[kind] - len(kept)):
             members.append(_recruit(members, kind, wish, now=now, address=address))
     return replace(
-        fleet,
+        snapshot,
         members=tuple(members),
         settle_s=float(wish.cluster.spec.drain.settle_seconds),
     )

@@ -5,7 +5,7 @@ predicate for the models. Everything else (message, field) exists once. What one
 (type, bounds, pattern) is not here but in its type.
 
 A message names what is wrong and the remedy; the place and the value are added by whoever reports.
-The API server prints messages verbatim, so they are constant: CEL's cost estimate refuses messages
+The API server prints messages verbatim, so they are constant: CEL's cost estimate rejects messages
 that put an unbounded string together.
 """
 

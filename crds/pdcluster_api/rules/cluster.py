@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 from pdcluster_api import defaults
 from pdcluster_api.rules.rule import Rule
-from pdcluster_lease.defaults import HAND_OFF_MARGIN_WARM_S, HEARTBEATS_PER_DURATION
+from pdcluster_lease.defaults import (
+    EXTENSION_DENOMINATOR,
+    EXTENSION_NUMERATOR,
+    HAND_OFF_MARGIN_WARM_S,
+    HEARTBEATS_PER_DURATION,
+)
+from pdcluster_lease.timing import LeaseTiming
 
 if TYPE_CHECKING:
     from pdcluster_api.v1alpha1.cluster import PDCluster, PDClusterSpec
@@ -60,6 +66,13 @@ def _hand_off_fits_lease(spec: PDClusterSpec) -> bool:
     )
 
 
+def _grace_outlives_leases(spec: PDClusterSpec) -> bool:
+    drain, grace = spec.drain, spec.drain.termination_grace_period_seconds
+    lease = LeaseTiming.from_duration(spec.kv_transfer.kv_lease_duration_seconds)
+    held = max(lease.duration_s, drain.decode_admission_timeout_seconds) + lease.extension_s
+    return grace is None or grace > drain.settle_seconds + held
+
+
 _PORT_MAX: Final = 65535
 _LEASE_MIN_WITHOUT_KEEPER: Final = 9
 """Seconds from which ``L - 2 * (L // 6) - 6``, the hand-off deadline of a pair that never met, is
@@ -67,6 +80,7 @@ at least 1. Held equal to the lease library's own figure by a test."""
 _SIZES_CEL: Final = "[self.prefill.dataParallelSize, self.decode.dataParallelSize]"
 _LEASE_CEL: Final = "self.kvTransfer.kvLeaseDurationSeconds"
 _DEADLINE_CEL: Final = "self.proxy.handOffDeadlineSeconds"
+_GRACE_CEL: Final = "self.drain.terminationGracePeriodSeconds"
 
 SPEC_RULES: Final = (
     Rule(
@@ -148,6 +162,24 @@ SPEC_RULES: Final = (
             "lower it or leave it out"
         ),
         field="proxy.handOffDeadlineSeconds",
+    ),
+    # What a whole drain needs is more than this; a grace in between is kept and reported. Below it
+    # an engine is killed while a decode engine still reads from it.
+    Rule(
+        cel=(
+            f"!has({_GRACE_CEL}) || "
+            f"[{_LEASE_CEL}, self.drain.decodeAdmissionTimeoutSeconds].all(n, {_GRACE_CEL} > "
+            "self.drain.settleSeconds + n + "
+            f"{_LEASE_CEL} * {EXTENSION_NUMERATOR} / {EXTENSION_DENOMINATOR})"
+        ),
+        holds=_grace_outlives_leases,
+        message=(
+            "ends before the last lease of a draining prefill engine can: must be more than "
+            "settleSeconds + max(L, decodeAdmissionTimeoutSeconds) + "
+            f"L * {EXTENSION_NUMERATOR} / {EXTENSION_DENOMINATOR} with "
+            "L = kvTransfer.kvLeaseDurationSeconds; raise it, or leave it out"
+        ),
+        field="drain.terminationGracePeriodSeconds",
     ),
 )
 

@@ -23,6 +23,8 @@ from pdcluster_api.v1alpha1.shape import (
 )
 
 __all__ = [
+    "ABSOLUTE_PATH_PATTERN",
+    "VARIABLE_PATTERN",
     "EngineSpec",
     "Environment",
     "EnvironmentVariable",
@@ -34,6 +36,9 @@ __all__ = [
     "ModelSpec",
     "ValueSource",
 ]
+
+ABSOLUTE_PATH_PATTERN = "^/"
+VARIABLE_PATTERN = "^[A-Za-z_][A-Za-z0-9_]*$"
 
 
 class KeyReference(Spec):
@@ -79,7 +84,7 @@ class EnvironmentVariable(Spec):
 
     obeys = VARIABLE_RULES
 
-    name: Annotated[str, Text(max_length=253, pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
+    name: Annotated[str, Text(max_length=253, pattern=VARIABLE_PATTERN)]
     """Name of the variable. Example NCCL_DEBUG."""
     value: Annotated[str, Text(max_length=2048)] | None = None
     """Literal value. Example INFO."""
@@ -93,7 +98,7 @@ Environment = Annotated[
     ListMap("name"),
     Obeys(*ENVIRONMENT_RULES),
 ]
-"""Further variables of an engine; what the operator owns is refused."""
+"""Further variables of an engine; what the operator owns is rejected."""
 
 
 class ModelCache(Spec):
@@ -101,9 +106,9 @@ class ModelCache(Spec):
 
     persistent_volume_claim: ObjectName
     """Name of the PersistentVolumeClaim. Example models."""
-    mount_path: Annotated[str, Text(min_length=1, max_length=253, pattern="^/")] = (
-        defaults.MODEL_CACHE_MOUNT_PATH
-    )
+    mount_path: Annotated[
+        str, Text(min_length=1, max_length=253, pattern=ABSOLUTE_PATH_PATTERN)
+    ] = defaults.MODEL_CACHE_MOUNT_PATH
     """Where it is mounted in the engine's container."""
     read_only: bool = True
     """Mount it read-only."""
@@ -137,7 +142,7 @@ class EngineSpec(Spec):
     """What both roles run."""
 
     image: Annotated[ImageName, Text(min_length=1)]
-    """Image of the engine. Example vllm/vllm-openai:v0.33.0."""
+    """Image of the engine. Example vllm/vllm-openai:v0.32.0."""
     image_pull_policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT
     """When the image is pulled."""
     image_pull_secrets: Annotated[
@@ -150,7 +155,7 @@ class EngineSpec(Spec):
     """HTTP port of the engine."""
     args: Arguments = ()
     """Further command line words of both roles, before the role's own. Flags that the operator owns
-    are refused. Example --max-model-len=8192."""
+    are rejected. Example --max-model-len=8192."""
     env: Environment = ()
-    """Further environment of both roles. Names that the operator owns are refused. Example
+    """Further environment of both roles. Names that the operator owns are rejected. Example
     NCCL_DEBUG."""

@@ -14,7 +14,14 @@ from pdcluster_api import defaults
 from pdcluster_api.rules import IMMUTABLE, KV_TRANSFER_RULES
 from pdcluster_api.v1alpha1.shape import Obeys, OpenObject, Port, Spec
 
-__all__ = ["BufferDevice", "ExtraConnector", "KVTransferSpec", "LoadFailurePolicy", "UcxSpec"]
+__all__ = [
+    "BACKEND_PATTERN",
+    "BufferDevice",
+    "ExtraConnector",
+    "KVTransferSpec",
+    "LoadFailurePolicy",
+    "UcxSpec",
+]
 
 
 class LoadFailurePolicy(StrEnum):
@@ -58,7 +65,8 @@ def _once(values: tuple[str, ...]) -> tuple[str, ...]:
     return values
 
 
-_Backend = Annotated[str, Text(max_length=32, pattern="^[A-Z][A-Z0-9_]*$")]
+BACKEND_PATTERN = "^[A-Z][A-Z0-9_]*$"
+_Backend = Annotated[str, Text(max_length=32, pattern=BACKEND_PATTERN)]
 _Backends = Annotated[
     tuple[_Backend, ...],
     Field(min_length=1, max_length=4, json_schema_extra={"x-kubernetes-list-type": "set"}),
@@ -93,7 +101,7 @@ class KVTransferSpec(Spec):
     buffer_device: BufferDevice = BufferDevice.ENGINE_DEFAULT
     """Where transfer buffers lie; empty means the engine's default, cpu is for CPU engines."""
     enforce_handshake_compatibility: bool = True
-    """Refuse a peer whose compatibility hash differs."""
+    """Reject a peer whose compatibility hash differs."""
     side_channel_port: Port = defaults.SIDE_CHANNEL_FIRST_PORT
     """First port of the side channel; each data parallel rank takes one."""
     backends: _Backends = ("UCX",)

@@ -35,7 +35,8 @@ class DrainSpec(Spec):
     """Longest wait of a prefilled request for a decode engine while its prefill engine drains, in
     seconds."""
     termination_grace_period_seconds: Seconds | None = None
-    """Termination grace of both roles, in seconds. Default derived from the lease. Example 155."""
+    """Termination grace of both roles, in seconds; must outlast the last lease of a draining
+    prefill engine. Default derived from the lease. Example 155."""
 
 
 class RolloutStrategy(StrEnum):

@@ -66,9 +66,9 @@ class RoleSpec(Spec):
     """Image of this role; empty means engine.image."""
     args: Arguments = ()
     """Further command line words of this role, after engine.args. Flags that the operator owns are
-    refused. Example --max-num-seqs=64."""
+    rejected. Example --max-num-seqs=64."""
     env: Environment = ()
-    """Further environment of this role, over engine.env. Names that the operator owns are refused.
+    """Further environment of this role, over engine.env. Names that the operator owns are rejected.
     Example NCCL_DEBUG."""
     pod_template: PodTemplate | None = None
     """Merged over the operator's pod template by name; the engine's container is called engine."""

@@ -49,7 +49,7 @@ BROKEN_RULES = "pdcluster_rules"
 _VALIDATIONS = "x-kubernetes-validations"
 
 
-def _refuse(rules: Sequence[Rule[Any]], node: object) -> None:
+def _reject(rules: Sequence[Rule[Any]], node: object) -> None:
     # Any: a rule's type parameter is the node's class, which pydantic alone knows here.
     broken = broken_rules(rules, node)
     if broken:
@@ -70,7 +70,7 @@ def _as_validations(rules: Sequence[Rule[Any]]) -> list[dict[str, str]]:
 
 
 class Spec(BaseModel):
-    """A part of the resource: frozen, strict, camelCase outside, and refuses what it does not know.
+    """A part of the resource: frozen, strict, camelCase outside, and rejects what it does not know.
 
     Attributes:
         obeys: The rules between this part's fields; checked here and rendered into the CRD.
@@ -96,7 +96,7 @@ class Spec(BaseModel):
 
     @model_validator(mode="after")
     def _obey(self) -> Self:
-        _refuse(type(self).obeys, self)
+        _reject(type(self).obeys, self)
         return self
 
 
@@ -118,7 +118,7 @@ class Obeys:
         """Check the rules after the value's own type."""
 
         def obey(node: object) -> object:
-            _refuse(self._rules, node)
+            _reject(self._rules, node)
             return node
 
         return core_schema.no_info_after_validator_function(obey, handler(source))
@@ -142,7 +142,7 @@ class ListMap:
     def __get_pydantic_core_schema__(
         self, source: object, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """Refuse a key that stands twice, as the API server does."""
+        """Reject a key that stands twice, as the API server does."""
 
         def once(items: Sequence[object]) -> Sequence[object]:
             seen = set()
@@ -191,11 +191,11 @@ Words = Annotated[
 """Words of a command line."""
 
 Arguments = Annotated[Words, Obeys(*ARGUMENT_RULES)]
-"""Further words of an engine's command line; what the operator owns is refused."""
+"""Further words of an engine's command line; what the operator owns is rejected."""
 
 _LabelValue = Annotated[str, Text(max_length=63)]
 Labels = Annotated[dict[str, _LabelValue], Field(max_length=32), Obeys(*LABEL_RULES)]
-"""Further labels; the operator's are refused."""
+"""Further labels; the operator's are rejected."""
 
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$"
 

@@ -12,7 +12,7 @@ from pdcluster_api import defaults
 from pdcluster_api.proxy_config import EndpointConfig, Role
 from pdcluster_api.revision import revision_of
 from pdcluster_api.support import KEEPER
-from pdcluster_api.timing import DerivedTiming, derive_timing
+from pdcluster_api.timing import derive_timing
 from pdcluster_api.v1alpha1 import PDCluster, PDClusterSpec, RoleSpec
 from pdcluster_operator.program.environment import engine_environment
 from pdcluster_operator.program.kv_transfer import kv_transfer_config
@@ -25,7 +25,15 @@ from pdcluster_operator.program.programs import (
     Probes,
 )
 
-__all__ = ["Place", "default_command", "endpoint_of", "engine_programs", "role_spec"]
+__all__ = [
+    "QUIET_VLLM",
+    "Place",
+    "default_command",
+    "endpoint_of",
+    "engine_program",
+    "engine_programs",
+    "role_spec",
+]
 
 Place = Callable[[Role, int], Placement]
 """Says where the n-th engine of a role runs."""
@@ -33,6 +41,14 @@ Place = Callable[[Role, int], Placement]
 _HEALTH: Final = "/health"
 _OWN_ADDRESS: Final = "$(VLLM_HOST_IP)"
 """In a pod Kubernetes fills in the variable, which is the pod's address."""
+
+
+QUIET_VLLM: Final = ("--disable-access-log-for-endpoints", "/health,/metrics")
+"""Words that keep probes and scrapes, several lines a second, out of an engine's log.
+
+Source:
+    vLLM 0.32.0, ``entrypoints/launchers/cli_args.py``.
+"""
 
 
 def default_command(spec: PDClusterSpec) -> tuple[str, ...]:
@@ -55,39 +71,37 @@ def engine_programs(cluster: PDCluster, place: Place) -> tuple[EngineProgram, ..
     Raises:
         TimingError: The lease settings leave no time for a hand-off.
     """
-    timing = derive_timing(cluster.spec, keeper=KEEPER)
-    revision = revision_of(cluster.spec)
     return tuple(
-        _engine(
-            cluster.spec,
-            role,
-            index,
-            place=place(role, index),
-            timing=timing,
-            revision=revision,
-        )
+        engine_program(cluster, role, place(role, index), name=f"{role.value}-{index}")
         for role in Role
         for index in range(role_spec(cluster.spec, role).num_engines)
     )
 
 
-def _engine(
-    spec: PDClusterSpec,
-    role: Role,
-    index: int,
-    *,
-    place: Placement,
-    timing: DerivedTiming,
-    revision: str,
+def engine_program(
+    cluster: PDCluster, role: Role, place: Placement, *, name: str = ""
 ) -> EngineProgram:
+    """Return the program of one engine.
+
+    Args:
+        cluster: A valid resource.
+        role: Its role.
+        place: Where it runs.
+        name: Its name within the cluster; a pod's is Kubernetes' to give.
+
+    Raises:
+        TimingError: The lease settings leave no time for a hand-off.
+    """
+    spec = cluster.spec
+    timing = derive_timing(spec, keeper=KEEPER)
     asked = role_spec(spec, role)
     is_prefill = role is Role.PREFILL
     shutdown_s = timing.prefill_shutdown_s if is_prefill else timing.decode_shutdown_s
     first = spec.kv_transfer.side_channel_port
     return EngineProgram(
-        name=f"{role.value}-{index}",
+        name=name or role.value,
         role=role,
-        revision=revision,
+        revision=revision_of(spec),
         lease_duration_s=timing.lease.duration_s,
         host=place.host,
         argv=_argv(spec, role, place, shutdown_s),
@@ -134,7 +148,7 @@ def _argv(spec: PDClusterSpec, role: Role, place: Placement, shutdown_s: int) ->
         "--shutdown-timeout",
         str(shutdown_s),
     ]
-    return (*words, *spec.engine.args, *asked.args)
+    return (*words, *place.args, *spec.engine.args, *asked.args)
 
 
 def _probes(port: int, startup_timeout_s: int) -> Probes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from pdcluster_api.proxy_config import ProxyConfig, Role
+from pdcluster_api.proxy_config import KubernetesDiscovery, ProxyConfig, Role
 from pdcluster_api.v1alpha1.engine import ValueSource
 
 __all__ = [
@@ -105,13 +105,15 @@ class Placement:
             :func:`pdcluster_operator.program.engine.default_command`.
         scratch_dir: Writable folder for the engine's caches, keyed by revision.
         models_dir: Folder for downloaded models; may be shared.
-        env: What the place asks for; the resource's own variables win over it.
+        args: What the place asks for; the resource's own words come after it and win.
+        env: The same of variables.
     """
 
     host: str | PodField
     command: tuple[str, ...]
     scratch_dir: str
     models_dir: str
+    args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
 
 
@@ -157,7 +159,8 @@ class ProxyPlacement:
         admin_port: Port of it.
         command: Program and first words.
         config_file: Path under which the proxy finds its configuration.
-        endpoints_file: Path under which it finds the live list of engines.
+        endpoints_file: Path under which it finds the live list of engines; "" where they are pods.
+        discovery: Whose pods the engines are, where they are pods.
         workers: Worker processes; 0 is one per core.
         replaces: Another proxy still listens on the clients' port; this one replaces it.
         drain_s: Seconds readiness answers 503 before the listener closes: the time a load balancer
@@ -170,7 +173,8 @@ class ProxyPlacement:
     admin_port: int
     command: tuple[str, ...]
     config_file: str
-    endpoints_file: str
+    endpoints_file: str = ""
+    discovery: KubernetesDiscovery | None = None
     workers: int = 0
     replaces: bool = False
     drain_s: float

@@ -66,6 +66,7 @@ def proxy_config(cluster: PDCluster, place: ProxyPlacement) -> ProxyConfig:
         ),
         local_prefill_fallback=spec.proxy.local_prefill_fallback,
         endpoints_file=place.endpoints_file,
+        kubernetes=place.discovery,
         drain_seconds=place.drain_s,
         grace_seconds=timing.request_s,
     )
@@ -80,8 +81,8 @@ def _timeouts(timing: DerivedTiming) -> TimeoutsConfig:
 
 
 def _policy(spec: PDClusterSpec) -> PolicyConfig:
-    # Affinity is not built yet. Asking for it by name is refused when the file is read; unset means
-    # "as good as the proxy can", which is the least load so far.
+    # Affinity is not built yet. Asking for it by name is rejected when the file is read; unset
+    # means "as good as the proxy can", which is the least load so far.
     prefill = spec.proxy.policy.prefill
     if prefill is PrefillPolicy.PREFIX_AFFINITY:
         prefill = PrefillPolicy.LEAST_LOAD

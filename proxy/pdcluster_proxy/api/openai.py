@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from pdcluster_proxy.core.bodies import Api, parse_request
-from pdcluster_proxy.core.failures import Failure, FailureKind
+from pdcluster_proxy.core.failures import failure_of_rejection, internal_error
 from pdcluster_proxy.core.headers import read_client_headers
 from pdcluster_proxy.errors import ClientGoneError, RejectedError
 from pdcluster_proxy.exchange.answer import ClientSide
@@ -43,7 +43,9 @@ class ExchangeEndpoint:
         worker = self._worker
         headers = read_client_headers(scope["headers"])
         request_id = headers.request_id or worker.new_id()
-        client = ClientSide(scope, receive, send, request_id=request_id)
+        client = ClientSide(
+            scope, receive, send, request_id=request_id, flush_s=worker.bounds.flush_s
+        )
         try:
             _check_encoding(headers.content_encoding)
             body = await read_body(scope, receive, worker.bounds.max_body_bytes)
@@ -51,7 +53,7 @@ class ExchangeEndpoint:
             await Runner(worker, request, headers, client).run()
         except RejectedError as error:
             self._count(error.status_code, error.code)
-            await client.refuse(_rejection(error), param=error.param)
+            await client.respond_error(failure_of_rejection(error), param=error.param)
         except ClientGoneError:
             self._count(499, "client-gone")
         except Exception:
@@ -60,8 +62,7 @@ class ExchangeEndpoint:
             self._count(500, "internal-error")
             if client.status:
                 raise
-            message = "The proxy failed. This is a bug; the log holds the cause."
-            await client.refuse(Failure(FailureKind.BROKEN, 500, "internal-error", message))
+            await client.respond_error(internal_error())
 
     def _count(self, status: int, code: str) -> None:
         labels = (self._api.value, str(status), code)
@@ -138,13 +139,3 @@ def _check_encoding(encoding: bytes) -> None:
             status_code=415,
             code="content-encoding",
         )
-
-
-def _rejection(error: RejectedError) -> Failure:
-    return Failure(
-        FailureKind.REFUSED,
-        error.status_code,
-        error.code,
-        str(error),
-        retry_after_s=error.retry_after_s,
-    )

@@ -24,7 +24,7 @@ from pdcluster_proxy.companion.companion import Companion
 from pdcluster_proxy.companion.discovery import FileDiscovery
 from pdcluster_proxy.lifeline import die_with_parent
 from pdcluster_proxy.logs import configure
-from pdcluster_proxy.settings import ChildSettings, parse_child_settings
+from pdcluster_proxy.settings import ProcessSettings, parse_process_settings
 from pdcluster_proxy.wire.engine_client import EngineClient
 from pdcluster_proxy.wire.link_server import LinkServer
 from pdcluster_proxy.wire.server import EdgeServer, serve_worker
@@ -33,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 _PULSE_S = 0.1
 
 
-async def run(config: ProxyConfig, settings: ChildSettings) -> None:
+async def run(config: ProxyConfig, settings: ProcessSettings) -> None:
     """Run the companion until SIGTERM."""
     # Wall time only numbers boots: a later companion must give larger numbers.
     companion = Companion(config, num_workers=settings.workers, first_incarnation=int(time.time()))
@@ -76,7 +76,7 @@ async def _pulse(companion: Companion) -> None:
 
 def main() -> None:
     """Start from the supervisor's arguments."""
-    settings = parse_child_settings(sys.argv[1:])
+    settings = parse_process_settings(sys.argv[1:])
     config = ProxyConfig.model_validate_json(sys.stdin.buffer.read())
     configure(log_format=settings.log_format, level=settings.log_level, process="companion")
     die_with_parent(settings.parent)

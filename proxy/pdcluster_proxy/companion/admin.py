@@ -1,25 +1,35 @@
-"""The admin page: readiness of the whole proxy, metrics, ledger, endpoints.
+"""The admin pages: readiness of the whole proxy, metrics, ledger, endpoints, and their index.
 
 Shell. Plain HTTP on its own address, for the cluster's inside only.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from starlette.requests import Request
 
     from pdcluster_api.proxy_state import ProxyState
-    from pdcluster_proxy.core.messages import EndpointView
 
-__all__ = ["AdminSource", "create_admin_app"]
+__all__ = ["PAGES", "AdminSource", "create_admin_app"]
+
+PAGES: Final = {
+    "/readyz": "whether the whole proxy can serve, with reasons where it can not (503)",
+    "/healthz": "the companion runs",
+    "/endpoints": "every engine: address, revision, state, load, open legs (JSON)",
+    "/ledger": "exchanges and KV leases in flight, per engine (JSON)",
+    "/metrics": "everything counted, in Prometheus' text format",
+}
+"""What the index lists."""
 
 
 class Renders(Protocol):
@@ -39,7 +49,7 @@ class AdminSource(Protocol):
     def hindrances(self) -> tuple[str, ...]:
         """Why the proxy is not ready; empty where it is."""
 
-    def endpoints(self) -> tuple[EndpointView, ...]:
+    def endpoint_rows(self) -> tuple[Mapping[str, object], ...]:
         """Every endpoint."""
 
     def state(self) -> ProxyState:
@@ -48,6 +58,10 @@ class AdminSource(Protocol):
 
 def create_admin_app(source: AdminSource) -> Starlette:
     """Make the admin application."""
+
+    async def index(_request: Request) -> Response:
+        lines = [f"{path:<12} {what}\n" for path, what in PAGES.items()]
+        return PlainTextResponse("pdcluster-proxy, admin port\n\n" + "".join(lines))
 
     async def healthz(_request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -66,7 +80,8 @@ def create_admin_app(source: AdminSource) -> Starlette:
         return Response(body, media_type="application/json")
 
     async def endpoints(_request: Request) -> Response:
-        return Response(msgspec.json.encode(source.endpoints()), media_type="application/json")
+        return Response(msgspec.json.encode(source.endpoint_rows()), media_type="application/json")
 
-    pages = (healthz, readyz, metrics, ledger, endpoints)
-    return Starlette(routes=[Route(f"/{page.__name__}", page, methods=["GET"]) for page in pages])
+    pages = {"/": index}
+    pages |= {f"/{page.__name__}": page for page in (readyz, healthz, endpoints, ledger, metrics)}
+    return Starlette(routes=[Route(path, page, methods=["GET"]) for path, page in pages.items()])

@@ -64,8 +64,8 @@ class CheckWatcher(Protocol):
     def check_passed(self, endpoint: str) -> None:
         """The engine says that it is healthy."""
 
-    def check_failed(self, endpoint: str, reason: str, *, refused: bool) -> None:
-        """It does not, or did not answer; ``refused`` where nothing listens there."""
+    def check_failed(self, endpoint: str, reason: str, *, unreached: bool) -> None:
+        """It does not, or did not answer; ``unreached`` where nothing listens there."""
 
     def scraped(self, endpoint: str, figures: EngineFigures) -> None:
         """Its figures were read."""
@@ -141,13 +141,13 @@ class Checker:
         try:
             answer = await self._reader.get(f"{url}/health", timeout_s=self._timing.timeout_s)
         except ConnectError as error:
-            self._watcher.check_failed(name, str(error), refused=True)
+            self._watcher.check_failed(name, str(error), unreached=True)
             return False
         except ProxyError as error:
-            self._watcher.check_failed(name, str(error), refused=False)
+            self._watcher.check_failed(name, str(error), unreached=False)
             return False
         if answer.status != _OK:
-            self._watcher.check_failed(name, f"status {answer.status}", refused=False)
+            self._watcher.check_failed(name, f"status {answer.status}", unreached=False)
             return False
         self._watcher.check_passed(name)
         return True

@@ -13,11 +13,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
+from msgspec.structs import asdict
+
 from pdcluster_api.proxy_config import Role
 from pdcluster_api.proxy_state import EngineLedger, ProxyState
 from pdcluster_proxy.companion.figures import Figures
 from pdcluster_proxy.companion.ledger import Ledger
 from pdcluster_proxy.companion.roster import Elsewhere, Roster
+from pdcluster_proxy.core.endpoint import SHOWN_STATES
 from pdcluster_proxy.core.messages import (
     Drain,
     EndpointState,
@@ -29,13 +32,13 @@ from pdcluster_proxy.core.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from pdcluster_api.proxy_config import EndpointConfig, EndpointsFile, ProxyConfig
     from pdcluster_proxy.companion.exposition import EngineFigures
     from pdcluster_proxy.companion.figures import Gauge
     from pdcluster_proxy.companion.roster import Transition
-    from pdcluster_proxy.core.messages import InFlight, LeaseEvent, PairMet, Report
+    from pdcluster_proxy.core.messages import InFlight, LeaseStep, PairMet, Report
 
 __all__ = ["Companion", "EngineChecks", "WorkerLink"]
 
@@ -139,11 +142,13 @@ class Companion:
         """An engine says that it is healthy."""
         self._changed(self._roster.check_passed(endpoint, now=self._clock()))
 
-    def check_failed(self, endpoint: str, reason: str, *, refused: bool) -> None:
+    def check_failed(self, endpoint: str, reason: str, *, unreached: bool) -> None:
         """An engine does not answer, or says that it is not healthy."""
-        self.figures.count("check_failures_total", (endpoint, "refused" if refused else "failed"))
+        self.figures.count(
+            "check_failures_total", (endpoint, "unreached" if unreached else "failed")
+        )
         _LOG.debug("check.failed", extra={"endpoint": endpoint, "reason": reason})
-        self._changed(self._roster.check_failed(endpoint, refused=refused, now=self._clock()))
+        self._changed(self._roster.check_failed(endpoint, unreached=unreached, now=self._clock()))
         self._has_news = True
 
     def scraped(self, endpoint: str, figures: EngineFigures) -> None:
@@ -242,15 +247,18 @@ class Companion:
         if not self._workers or not self._was_complete:
             reasons.append(f"{len(self._workers)} of {self._num_workers} workers are connected")
         if not self._roster.ready_revisions:
-            ready = [
-                f"{self._roster.count(role, EndpointState.READY)} {role.value}" for role in Role
-            ]
-            reasons.append(f"no pair of one revision is ready ({', '.join(ready)} engines ready)")
+            engines = [f"{role.value}: {_told(self._roster.census(role))}" for role in Role]
+            reasons.append(f"no pair of one revision is ready ({'; '.join(engines)})")
         return tuple(reasons)
 
     def endpoints(self) -> tuple[EndpointView, ...]:
         """Every endpoint, with the legs of all workers."""
         return self._roster.views(self._legs_but(None), now=self._clock())
+
+    def endpoint_rows(self) -> tuple[Mapping[str, object], ...]:
+        """Every endpoint for people: as the workers see it, but new ones are called unproven."""
+        shown = self._roster.shown_states()
+        return tuple(asdict(view) | {"state": shown[view.name]} for view in self.endpoints())
 
     def state(self) -> ProxyState:
         """What the operator asks for."""
@@ -278,7 +286,7 @@ class Companion:
 
     # Inside.
 
-    def _lease(self, lease: LeaseEvent, now: float) -> None:
+    def _lease(self, lease: LeaseStep, now: float) -> None:
         self._ledger.apply(lease, now=now)
         if self._roster.learnt_engine_id(lease.endpoint, lease.engine_id):
             self._has_news = True
@@ -296,17 +304,16 @@ class Companion:
     def _changed(self, transitions: tuple[Transition, ...]) -> None:
         """Log and count changes of state, and tell the workers."""
         for change in transitions:
-            old = change.old.value if change.old else ""
             extra = {
                 "endpoint": change.endpoint,
-                "from": old,
-                "to": change.new.value,
+                "from": change.old,
+                "to": change.new,
                 "why": change.why,
             }
-            level = logging.WARNING if change.new is EndpointState.EJECTED and old else logging.INFO
+            level = logging.WARNING if change.new == EndpointState.EJECTED else logging.INFO
             _LOG.log(level, "endpoint.changed", extra=extra)
             self.figures.count(
-                "endpoint_transitions_total", (change.endpoint, old, change.new.value)
+                "endpoint_transitions_total", (change.endpoint, change.old, change.new)
             )
         if transitions:
             self.push()
@@ -346,7 +353,14 @@ class Companion:
             if engine.held is not None:
                 yield "leases_held", (engine.name,), engine.held
                 yield "oldest_lease_seconds", (engine.name,), engine.oldest_held_seconds or 0.0
+        shown = self._roster.shown_states()
         for view in self.endpoints():
-            for possible in (EndpointState.READY, EndpointState.EJECTED, EndpointState.DRAINING):
-                labels = (view.name, view.role, possible.value)
-                yield "endpoint_state", labels, float(view.state is possible)
+            for possible in SHOWN_STATES:
+                labels = (view.name, view.role, possible)
+                yield "endpoint_state", labels, float(shown[view.name] == possible)
+
+
+def _told(census: Mapping[str, int]) -> str:
+    return (
+        ", ".join(f"{census[state]} {state}" for state in SHOWN_STATES if census[state]) or "none"
+    )

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import assert_never
 
-from pdcluster_proxy.core.messages import LeaseEvent, LeaseEventKind
+from pdcluster_proxy.core.messages import LeaseStep, LeaseStepKind
 
 __all__ = ["Held", "Ledger"]
 
@@ -45,20 +46,22 @@ class Ledger:
         # This is all the mutable state.
         self._held: dict[tuple[str, str], Held] = {}
 
-    def apply(self, event: LeaseEvent, *, now: float) -> None:
+    def apply(self, event: LeaseStep, *, now: float) -> None:
         """Note one step of one lease."""
         key = (event.endpoint, event.request_id)
         match event.kind:
-            case LeaseEventKind.GRANTED:
+            case LeaseStepKind.GRANTED:
                 self._held[key] = Held(endpoint=event.endpoint, granted_at=now - event.age_s)
                 if len(self._held) > MAX_HELD:
                     del self._held[next(iter(self._held))]
-            case LeaseEventKind.HANDED_OFF:
+            case LeaseStepKind.HANDED_OFF:
                 held = self._held.get(key)
                 if held is not None:
                     self._held[key] = replace(held, is_handed_off=True)
-            case LeaseEventKind.ENDED:
+            case LeaseStepKind.ENDED:
                 self._held.pop(key, None)
+            case kind:
+                assert_never(kind)
 
     def sweep(self, durations_s: dict[str, int], *, now: float) -> int:
         """End what time has ended; looks at every lease.

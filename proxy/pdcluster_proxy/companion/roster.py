@@ -3,30 +3,37 @@
 Pure: takes ``now``, returns what changed, which the shell logs and counts. What ejects an endpoint
 is the machine of ``core/endpoint.py``; here it gets its events.
 
-Theory of operation. An endpoint is EJECTED until its first check passes: nobody has seen it work,
-and missing knowledge is not health. Each boot that we notice gets a number of its own, its
+Theory of operation. Each boot that we notice gets a number of its own, its
 *incarnation*, so that what was learnt of a pair is void once either side was restarted. A boot
-shows by the process start time in the engine's metrics; where there is none, by a refused
-connection followed by a passed check. An entry whose address, role or revision changes is another
+shows by the process start time in the engine's metrics; where there is none, by a connect that
+fails followed by a passed check. An entry whose address, role or revision changes is another
 engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import urlsplit
 
 from pdcluster_api.proxy_config import EndpointConfig, EndpointsFile, Role
 from pdcluster_proxy.companion.exposition import EngineFigures
-from pdcluster_proxy.core.endpoint import EndpointEvent, EndpointStatus, may_eject, step
+from pdcluster_proxy.core.endpoint import (
+    DISCOVERED,
+    EndpointEvent,
+    EndpointStatus,
+    may_eject,
+    shown_state,
+    step,
+)
 from pdcluster_proxy.core.messages import EndpointState, EndpointView, Load, OutcomeKind
 
 __all__ = ["Elsewhere", "Roster", "Transition", "is_same_engine"]
 
 CHECK_FAILURES_TO_EJECT: Final = 2
-"""Failed checks in a row; a refused connection needs no second one."""
+"""Failed checks in a row; a failed connect needs no second one."""
 
 _EVENTS: Final = {
     OutcomeKind.SUCCEEDED: EndpointEvent.SUCCEEDED,
@@ -43,18 +50,18 @@ _EJECTING: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """An endpoint's state has changed.
+    """An endpoint's state has changed, in the words that people are shown.
 
     Attributes:
         endpoint: Its name.
-        old: The state before; None for a new endpoint.
+        old: The state before; "" for a new endpoint.
         new: The state now.
         why: What did it: an event's name.
     """
 
     endpoint: str
-    old: EndpointState | None
-    new: EndpointState
+    old: str
+    new: str
     why: str
 
 
@@ -78,9 +85,8 @@ class _Entry:
     incarnation: int
     host: str
     port: int
-    is_new: bool = True
     started_at: float | None = None
-    was_refused: bool = False
+    was_unreached: bool = False
     check_failures: int = 0
     load: Load | None = None
     load_at: float = 0.0
@@ -121,10 +127,14 @@ class Roster:
         entry = self._entries.get(endpoint)
         return None if entry is None else entry.status.state
 
-    def count(self, role: str, state: EndpointState) -> int:
-        """How many endpoints of a role are in a state."""
+    def shown_states(self) -> Mapping[str, str]:
+        """Every endpoint's state in the word that people are shown."""
+        return {name: shown_state(entry.status) for name, entry in self._entries.items()}
+
+    def census(self, role: Role) -> Counter[str]:
+        """How many endpoints of a role are in which state, in the words that people are shown."""
         entries = self._entries.values()
-        return sum(e.config.role == role and e.status.state is state for e in entries)
+        return Counter(shown_state(e.status) for e in entries if e.config.role is role)
 
     def adopt(self, file: EndpointsFile, *, now: float) -> tuple[Transition, ...]:
         """Make the roster hold exactly the endpoints of ``file``."""
@@ -134,13 +144,14 @@ class Roster:
             config = wanted.get(name)
             if config is None or not is_same_engine(config, entry.config):
                 del self._entries[name]
-                changed.append(_transition(name, entry.status.state, EndpointState.GONE, "Deleted"))
+                old = shown_state(entry.status)
+                changed.append(_transition(name, old, EndpointState.GONE, "Deleted"))
         for name, config in wanted.items():
             if name in self._entries:
                 self._entries[name] = replace(self._entries[name], config=config)
             else:
-                self._entries[name] = self._enter(config)
-                changed.append(_transition(name, None, EndpointState.EJECTED, "Discovered"))
+                self._entries[name] = entered = self._enter(config)
+                changed.append(_transition(name, "", shown_state(entered.status), "Discovered"))
             event = EndpointEvent.DRAIN if config.draining else EndpointEvent.UNDRAIN
             changed += self._step(name, event, now=now)
         return tuple(changed)
@@ -154,22 +165,17 @@ class Roster:
         entry = self._entries.get(endpoint)
         if entry is None:
             return ()
-        if entry.was_refused and entry.started_at is None:
+        if entry.was_unreached and entry.started_at is None:
             entry = self._reboot(entry)
-        self._entries[endpoint] = replace(entry, check_failures=0, was_refused=False)
-        changed = self._step(endpoint, EndpointEvent.CHECK_PASSED, now=now)
-        if entry.is_new:  # It was unknown, not bad: no probation.
-            entry = self._entries[endpoint]
-            status = replace(entry.status, on_probation=False)
-            self._entries[endpoint] = replace(entry, is_new=False, status=status)
-        return changed
+        self._entries[endpoint] = replace(entry, check_failures=0, was_unreached=False)
+        return self._step(endpoint, EndpointEvent.CHECK_PASSED, now=now)
 
-    def check_failed(self, endpoint: str, *, refused: bool, now: float) -> tuple[Transition, ...]:
+    def check_failed(self, endpoint: str, *, unreached: bool, now: float) -> tuple[Transition, ...]:
         """Note a failed active check.
 
         Args:
             endpoint: Its name.
-            refused: The connection was refused: proof enough by itself.
+            unreached: No connection could be made: proof enough by itself.
             now: Monotonic seconds.
         """
         entry = self._entries.get(endpoint)
@@ -177,9 +183,12 @@ class Roster:
             return ()
         failures = entry.check_failures + 1
         self._entries[endpoint] = replace(
-            entry, check_failures=failures, was_refused=entry.was_refused or refused, load=None
+            entry,
+            check_failures=failures,
+            was_unreached=entry.was_unreached or unreached,
+            load=None,
         )
-        if not refused and failures < CHECK_FAILURES_TO_EJECT:
+        if not unreached and failures < CHECK_FAILURES_TO_EJECT:
             return ()
         return self._step(endpoint, EndpointEvent.CHECK_FAILED, now=now)
 
@@ -241,11 +250,11 @@ class Roster:
         old = entry.status
         allowed = event in _EJECTING and may_eject(self._states(entry.config.role), name)
         new = step(old, event, now=now, ejection_allowed=allowed)
-        if new is not old:
-            self._entries[name] = replace(entry, status=new)
-        if new.state is old.state:
+        if new is old:
             return ()
-        return (_transition(name, old.state, new.state, event.value),)
+        self._entries[name] = replace(entry, status=new)
+        before, after = shown_state(old), shown_state(new)
+        return () if before == after else (_transition(name, before, after, event.value),)
 
     def _states(self, role: Role) -> dict[str, EndpointState]:
         entries = self._entries.items()
@@ -255,7 +264,7 @@ class Roster:
         url = urlsplit(config.url)
         return _Entry(
             config=config,
-            status=EndpointStatus(state=EndpointState.EJECTED, until=None),
+            status=DISCOVERED,
             incarnation=self._new_incarnation(),
             host=url.hostname or "",
             port=url.port or 80,
@@ -300,5 +309,5 @@ def is_same_engine(one: EndpointConfig, other: EndpointConfig) -> bool:
     )
 
 
-def _transition(name: str, old: EndpointState | None, new: EndpointState, why: str) -> Transition:
+def _transition(name: str, old: str, new: str, why: str) -> Transition:
     return Transition(endpoint=name, old=old, new=new, why=why)

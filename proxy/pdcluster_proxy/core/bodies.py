@@ -120,7 +120,7 @@ class ClientRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 def parse_request(body: bytes, *, api: Api, model: str) -> ClientRequest:
-    """Read a client's body and refuse what must not get through.
+    """Read a client's body and reject what must not get through.
 
     Args:
         body: The whole request body.

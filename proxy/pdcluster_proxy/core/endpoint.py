@@ -3,11 +3,14 @@
 Pure. One table, (state, event) to a transition. The companion runs it for the whole proxy on what
 the workers report and on its own checks, so that one worker's bad experience spares the others.
 
-Theory of operation: a READY endpoint takes work. One failed connect, or three bad answers in a row,
-eject it: EJECTED endpoints get none. A local failure ends as soon as an active check passes, since
-the check proves the opposite; bad answers end after a time that doubles from 2.5 s to 10 s. Whoever
-returns is on probation: the next failure ejects it again at once. DRAINING endpoints finish what
-they have; GONE ones are dropped from the table. A client's fault (4xx) is never an event here.
+Theory of operation: a new endpoint is EJECTED until its first check passes, for nobody has seen it
+work and missing knowledge is not health; people are shown the word *unproven* for that, since it
+has done nothing wrong, and it returns without probation. A READY endpoint takes work. One failed
+connect, or three bad answers in a row, eject it: EJECTED endpoints get none. A local failure ends
+as soon as an active check passes, since the check proves the opposite; bad answers end after a time
+that doubles from 2.5 s to 10 s. Whoever returns is on probation: the next failure ejects it again
+at once. DRAINING endpoints finish what they have; GONE ones are dropped from the table. A client's
+fault (4xx) is never an event here.
 
 Source: Envoy's outlier detection; ``routing.md`` section 9.4 of the design.
 """
@@ -21,17 +24,26 @@ from typing import Final
 
 from pdcluster_proxy.core.messages import EndpointState
 
-__all__ = ["TABLE", "EndpointEvent", "EndpointStatus", "may_eject", "step"]
+__all__ = [
+    "DISCOVERED",
+    "SHOWN_STATES",
+    "TABLE",
+    "EndpointEvent",
+    "EndpointRow",
+    "EndpointStatus",
+    "Trust",
+    "may_eject",
+    "shown_state",
+    "step",
+]
 
-CONNECT_FAILURES_TO_EJECT: Final = 1
-"""A refused connect is proof enough."""
 UPSTREAM_FAILURES_TO_EJECT: Final = 3
-"""One bad answer may be the request's fault."""
+"""One bad answer may be the request's fault; a failed connect, in contrast, is proof enough."""
 FIRST_EJECTION_S: Final = 2.5
 LONGEST_EJECTION_S: Final = 10.0
 """A transient error must not condemn an endpoint: it is tried again within 10 s."""
 MAX_EJECTED_SHARE: Final = 0.5
-"""Never more than half of a role: then every endpoint serves, good or bad (panic)."""
+"""Never more than half of a role: beyond it the record is more likely wrong than the engines."""
 
 
 class EndpointEvent(StrEnum):
@@ -48,6 +60,17 @@ class EndpointEvent(StrEnum):
     TICK = "Tick"
 
 
+class Trust(StrEnum):
+    """What is known of an endpoint's work."""
+
+    UNPROVEN = "unproven"
+    """It is new: no check has passed yet."""
+    PROVEN = "proven"
+    """It has been seen to work."""
+    ON_PROBATION = "probation"
+    """It has returned from an ejection and not yet served: the next bad answer ejects it again."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointStatus:
     """One endpoint's standing.
@@ -57,7 +80,7 @@ class EndpointStatus:
         upstream_failures: Bad answers in a row.
         ejections: Ejections since it last proved itself; sets the length of the next one.
         until: Monotonic instant the present ejection ends at, or None where a check ends it.
-        on_probation: It has returned and not yet served.
+        trust: What is known of its work.
         draining: Remembered through an ejection, so that it returns to DRAINING.
     """
 
@@ -65,12 +88,30 @@ class EndpointStatus:
     upstream_failures: int = 0
     ejections: int = 0
     until: float | None = None
-    on_probation: bool = False
+    trust: Trust = Trust.PROVEN
     draining: bool = False
 
 
-Rule = Callable[[EndpointStatus, float, bool], EndpointStatus]
-"""(status, now, whether an ejection is allowed) to the next status."""
+DISCOVERED: Final = EndpointStatus(state=EndpointState.EJECTED, trust=Trust.UNPROVEN)
+"""Where every endpoint begins."""
+
+SHOWN_STATES: Final = (
+    Trust.UNPROVEN.value,
+    EndpointState.READY.value,
+    EndpointState.EJECTED.value,
+    EndpointState.DRAINING.value,
+)
+"""What :func:`shown_state` may say of an endpoint that is known."""
+
+EndpointRow = Callable[[EndpointStatus, float, bool], EndpointStatus]
+"""One row: (status, now, whether an ejection is allowed) to the next status."""
+
+
+def shown_state(status: EndpointStatus) -> str:
+    """Name the state for people: an endpoint that is left out because it is new is unproven."""
+    if status.state is EndpointState.EJECTED and status.trust is Trust.UNPROVEN:
+        return Trust.UNPROVEN.value
+    return status.state.value
 
 
 def step(
@@ -88,7 +129,9 @@ def step(
 
 
 def may_eject(states: Mapping[str, EndpointState], name: str) -> bool:
-    """Tell whether ``name`` may be ejected without leaving half of its role or more out.
+    """Tell whether at most half of its role would be left out with ``name`` ejected.
+
+    Draining endpoints count on neither side: they take no new work anyway.
 
     Args:
         states: Every endpoint of one role.
@@ -99,15 +142,15 @@ def may_eject(states: Mapping[str, EndpointState], name: str) -> bool:
     return ejected + 1 <= len(serving) * MAX_EJECTED_SHARE
 
 
-def _stay(status: EndpointStatus, _now: float, _allowed: bool) -> EndpointStatus:  # noqa: FBT001 (Rule's shape)
+def _stay(status: EndpointStatus, _now: float, _allowed: bool) -> EndpointStatus:  # noqa: FBT001 (a row's shape)
     return status
 
 
-def _proved(status: EndpointStatus, _now: float, _allowed: bool) -> EndpointStatus:  # noqa: FBT001 (Rule's shape)
+def _proved(status: EndpointStatus, _now: float, _allowed: bool) -> EndpointStatus:  # noqa: FBT001 (a row's shape)
     """A good answer clears the record."""
-    if not (status.upstream_failures or status.ejections or status.on_probation):
+    if not (status.upstream_failures or status.ejections or status.trust is not Trust.PROVEN):
         return status
-    return replace(status, upstream_failures=0, ejections=0, on_probation=False)
+    return replace(status, upstream_failures=0, ejections=0, trust=Trust.PROVEN)
 
 
 def _eject(status: EndpointStatus, *, until: float | None) -> EndpointStatus:
@@ -117,17 +160,17 @@ def _eject(status: EndpointStatus, *, until: float | None) -> EndpointStatus:
         upstream_failures=0,
         ejections=status.ejections + 1,
         until=until,
-        on_probation=False,
+        trust=Trust.PROVEN,
     )
 
 
-def _failed_locally(status: EndpointStatus, _now: float, allowed: bool) -> EndpointStatus:  # noqa: FBT001 (Rule's shape)
+def _failed_locally(status: EndpointStatus, _now: float, allowed: bool) -> EndpointStatus:  # noqa: FBT001 (a row's shape)
     return _eject(status, until=None) if allowed else status
 
 
-def _failed_upstream(status: EndpointStatus, now: float, allowed: bool) -> EndpointStatus:  # noqa: FBT001 (Rule's shape)
+def _failed_upstream(status: EndpointStatus, now: float, allowed: bool) -> EndpointStatus:  # noqa: FBT001 (a row's shape)
     failures = status.upstream_failures + 1
-    enough = status.on_probation or failures >= UPSTREAM_FAILURES_TO_EJECT
+    enough = status.trust is Trust.ON_PROBATION or failures >= UPSTREAM_FAILURES_TO_EJECT
     if not (enough and allowed):
         return replace(status, upstream_failures=failures)
     length = min(LONGEST_EJECTION_S, FIRST_EJECTION_S * 2.0**status.ejections)
@@ -136,30 +179,33 @@ def _failed_upstream(status: EndpointStatus, now: float, allowed: bool) -> Endpo
 
 def _return(status: EndpointStatus) -> EndpointStatus:
     state = EndpointState.DRAINING if status.draining else EndpointState.READY
-    return replace(status, state=state, until=None, on_probation=True)
+    # Who was unproven has failed nobody.
+    is_new = status.trust is Trust.UNPROVEN
+    trust = Trust.PROVEN if is_new else Trust.ON_PROBATION
+    return replace(status, state=state, until=None, trust=trust)
 
 
-def _check_passed(status: EndpointStatus, _now: float, _allowed: bool) -> EndpointStatus:  # noqa: FBT001 (Rule's shape)
+def _check_passed(status: EndpointStatus, _now: float, _allowed: bool) -> EndpointStatus:  # noqa: FBT001 (a row's shape)
     """A passed check answers a failed connect, not a bad answer."""
     return _return(status) if status.until is None else status
 
 
-def _tick(status: EndpointStatus, now: float, _allowed: bool) -> EndpointStatus:  # noqa: FBT001 (Rule's shape)
+def _tick(status: EndpointStatus, now: float, _allowed: bool) -> EndpointStatus:  # noqa: FBT001 (a row's shape)
     over = status.until is not None and now >= status.until
     return _return(status) if over else status
 
 
-def _drain(status: EndpointStatus, _now: float, _allowed: bool) -> EndpointStatus:  # noqa: FBT001 (Rule's shape)
+def _drain(status: EndpointStatus, _now: float, _allowed: bool) -> EndpointStatus:  # noqa: FBT001 (a row's shape)
     state = EndpointState.DRAINING if status.state is EndpointState.READY else status.state
     return replace(status, state=state, draining=True)
 
 
-def _undrain(status: EndpointStatus, _now: float, _allowed: bool) -> EndpointStatus:  # noqa: FBT001 (Rule's shape)
+def _undrain(status: EndpointStatus, _now: float, _allowed: bool) -> EndpointStatus:  # noqa: FBT001 (a row's shape)
     state = EndpointState.READY if status.state is EndpointState.DRAINING else status.state
     return replace(status, state=state, draining=False)
 
 
-def _delete(status: EndpointStatus, _now: float, _allowed: bool) -> EndpointStatus:  # noqa: FBT001 (Rule's shape)
+def _delete(status: EndpointStatus, _now: float, _allowed: bool) -> EndpointStatus:  # noqa: FBT001 (a row's shape)
     return replace(status, state=EndpointState.GONE)
 
 
@@ -199,14 +245,14 @@ _DRAINING: Final = {
     EndpointEvent.TICK: _stay,
 }
 
-TABLE: Final[Mapping[tuple[EndpointState, EndpointEvent], Rule]] = {
-    (state, event): rule
-    for state, rules in (
+TABLE: Final[Mapping[tuple[EndpointState, EndpointEvent], EndpointRow]] = {
+    (state, event): row
+    for state, rows in (
         (EndpointState.READY, _READY),
         (EndpointState.EJECTED, _EJECTED),
         (EndpointState.DRAINING, _DRAINING),
         # An endpoint that is gone hears nothing any more; discovery makes a new one.
         (EndpointState.GONE, dict.fromkeys(EndpointEvent, _stay)),
     )
-    for event, rule in rules.items()
+    for event, row in rows.items()
 }

@@ -37,15 +37,13 @@ CODES: Final[Mapping[str, ErrorCode]] = {
     "method-not-allowed": ErrorCode(
         "405", "The route has no such method.", "See the `Allow` header."
     ),
-    "method-refused": ErrorCode("405", "TRACE and CONNECT are not served.", "Mend the client."),
-    "method-unknown": ErrorCode("501", "Not an HTTP method.", "Mend the client."),
     "request-too-slow": ErrorCode("408", "Head or body came too slowly.", "Send faster."),
     "body-too-large": ErrorCode("413", "Over the body cap (8 MiB).", "Send less."),
     "content-encoding": ErrorCode("415", "A compressed body.", "Send it plain."),
     "head-too-large": ErrorCode("431", "Over 64 KiB or 100 fields of header.", "Send fewer."),
-    "http-error": ErrorCode("4xx", "Another refusal of the router.", "Mend the request."),
-    "prefill-refused": ErrorCode("4xx", "The prefill engine's own words.", "Mend the request."),
-    "decode-refused": ErrorCode("4xx", "The decode engine's own words.", "Mend the request."),
+    "http-error": ErrorCode("4xx", "Another error of the router.", "Mend the request."),
+    "prefill-rejected": ErrorCode("4xx", "The prefill engine's own words.", "Mend the request."),
+    "decode-rejected": ErrorCode("4xx", "The decode engine's own words.", "Mend the request."),
     "rejected-queue-full": ErrorCode("429", "The admission queue is full.", _RETRY_LATER),
     "evicted-queue-timeout": ErrorCode("429", "Waited too long for admission.", _RETRY_LATER),
     "prefill-busy": ErrorCode(
@@ -54,6 +52,8 @@ CODES: Final[Mapping[str, ErrorCode]] = {
     "decode-busy": ErrorCode("429, 503", "The decode engines are busy.", _RETRY_LATER),
     "client-gone": ErrorCode("499", "The client left; in metrics and logs only.", "Nothing."),
     "internal-error": ErrorCode("500", "A bug of the proxy.", "Report it with the request id."),
+    "method-rejected": ErrorCode("501", "TRACE and CONNECT are not served.", "Mend the client."),
+    "method-unknown": ErrorCode("501", "Not an HTTP method.", "Mend the client."),
     "prefill-failed": ErrorCode("502", "A prefill engine failed, nobody else took it.", _RETRY),
     "prefill-lost": ErrorCode("502", "The connection to a prefill engine broke.", _RETRY),
     "decode-failed": ErrorCode("502, in a stream", "A decode engine failed.", _RETRY),

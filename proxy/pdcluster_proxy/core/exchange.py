@@ -26,7 +26,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from pdcluster_proxy.core.failures import Failure, FailureKind, Leg
+from pdcluster_proxy.core.failures import Failure, Leg
+from pdcluster_proxy.core.picker import Lack
 
 __all__ = [
     "AbortLeg",
@@ -36,21 +37,22 @@ __all__ = [
     "Command",
     "ConnectDecode",
     "DeadlinePassed",
+    "Decision",
     "DecodeConnected",
     "DecodePicked",
     "EndLease",
     "Event",
     "Exchange",
     "FirstEvent",
-    "Grant",
+    "HeldLease",
     "NoEndpoint",
     "PickDecode",
     "PickPrefill",
     "PrefillPicked",
     "PrefillReplied",
-    "Refuse",
     "Relay",
     "Respond",
+    "RespondError",
     "SendDecode",
     "SendPrefill",
     "State",
@@ -90,7 +92,7 @@ class State(StrEnum):
 FINAL_STATES: Final = frozenset({State.DONE, State.FAILED, State.CANCELLED})
 
 
-class Grant(msgspec.Struct, frozen=True, gc=False):
+class HeldLease(msgspec.Struct, frozen=True, gc=False):
     """A lease as the exchange holds it.
 
     Attributes:
@@ -110,7 +112,7 @@ class Exchange(msgspec.Struct, frozen=True, gc=False):
         state: Where it is.
         prefill: The prefill endpoint in use, "" for none.
         decode: The decode endpoint in use, "" for none.
-        grant: The lease it holds, or None.
+        lease: The lease it holds, or None.
         hand_off_s: How long after the clock's start a decode leg may begin on the chosen pair;
             None where the lease is no bound.
         prefill_tries: Prefill engines tried for the present prefill leg.
@@ -125,7 +127,7 @@ class Exchange(msgspec.Struct, frozen=True, gc=False):
     state: State = State.NEW
     prefill: str = ""
     decode: str = ""
-    grant: Grant | None = None
+    lease: HeldLease | None = None
     hand_off_s: float | None = None
     prefill_tries: int = 0
     late_hand_offs: int = 0
@@ -159,20 +161,20 @@ class NoEndpoint(msgspec.Struct, frozen=True, gc=False):
     """Nobody could be chosen.
 
     Attributes:
-        code: Stable word for the client.
+        lack: What is missing.
         message: For people.
-        decode_only: No prefill engine is ready, and the configuration lets D prefill locally.
+        may_prefill_locally: The configuration lets D prefill where no prefill engine is ready.
     """
 
-    code: str
+    lack: Lack
     message: str
-    decode_only: bool = False
+    may_prefill_locally: bool = False
 
 
 class PrefillReplied(msgspec.Struct, frozen=True, gc=False):
     """P answered with usable params."""
 
-    grant: Grant
+    lease: HeldLease
 
 
 class DecodeConnected(msgspec.Struct, frozen=True, gc=False):
@@ -273,12 +275,14 @@ class EndLease(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         release: Nobody will read any more, so P may have its blocks back at once. Without it only
             the renewing stops: a D that may still read must not find reused blocks.
+        was_read: D's answer has begun, so it has read the blocks: the pair has met.
     """
 
     release: bool
+    was_read: bool = False
 
 
-class Refuse(msgspec.Struct, frozen=True, gc=False):
+class RespondError(msgspec.Struct, frozen=True, gc=False):
     """Answer the client with an error; nothing was sent to it yet."""
 
     failure: Failure
@@ -301,13 +305,9 @@ Command: TypeAlias = (
     | Respond
     | AbortLeg
     | EndLease
-    | Refuse
+    | RespondError
     | StreamError
 )
 
-Outcome: TypeAlias = tuple[Exchange, tuple[Command, ...]]
-
-
-def refusal(code: str, message: str) -> Failure:
-    """Make the failure of an exchange that nobody can serve now."""
-    return Failure(FailureKind.UNREACHED, 503, code, message, retry_after_s=1)
+Decision: TypeAlias = tuple[Exchange, tuple[Command, ...]]
+"""The exchange after an event, and what to do, in order."""

@@ -1,7 +1,7 @@
 """What a bad end of a leg means: for the client, for the blame, for the next try.
 
-Pure. One function per boundary turns a status or one of our errors into a :class:`Failure`; the
-exchange decides on that and nothing else.
+Pure. Every :class:`Failure` is made here: of a status, of one of our errors, or under its own name;
+the exchange decides on that and nothing else.
 
 Source: ``routing.md`` section 9.3 of the design; the row ids (P1, D4, ...) are its.
 """
@@ -14,12 +14,15 @@ from typing import Final
 import msgspec
 
 from pdcluster_proxy.core.messages import OutcomeKind
+from pdcluster_proxy.core.ports import ResponseHead
 from pdcluster_proxy.core.replies import upstream_error_message
+from pdcluster_proxy.core.sse import is_failure_event
 from pdcluster_proxy.errors import (
     ConnectError,
     HandOffError,
     LocalFailureError,
     ProxyError,
+    RejectedError,
     UpstreamTimeoutError,
 )
 
@@ -28,12 +31,22 @@ __all__ = [
     "FailureKind",
     "Leg",
     "blame",
+    "broken_stream",
+    "failure_of_answer",
     "failure_of_error",
+    "failure_of_first_event",
+    "failure_of_rejection",
     "failure_of_status",
+    "hand_off_late",
+    "internal_error",
+    "is_final",
+    "nobody_decodes_in_time",
+    "nobody_serves",
+    "proxy_stopping",
     "request_timeout",
+    "settle_silence",
 ]
 
-HTTP_OK: Final = 200
 _BUSY_STATUSES: Final = frozenset({408, 429, 502, 503, 504})
 _CLIENT_ERROR: Final = range(400, 500)
 _SERVER_ERROR: Final = 500
@@ -50,8 +63,8 @@ class Leg(StrEnum):
 class FailureKind(StrEnum):
     """Kinds of bad ends that lead to different next steps."""
 
-    REFUSED = "refused"
-    """The engine refuses this very request (4xx): the client's fault, passed on as it is."""
+    REJECTED = "rejected"
+    """This very request is not taken (4xx): the client's fault; an engine's words are passed on."""
     UNREACHED = "unreached"
     """No byte of ours was accepted: what we hold is still good (class 1)."""
     BUSY = "busy"
@@ -66,6 +79,9 @@ class FailureKind(StrEnum):
     """The request's own deadline has passed: nobody's fault, and nothing is tried any more."""
 
 
+_FINAL_KINDS: Final = frozenset({FailureKind.REJECTED, FailureKind.OUT_OF_TIME})
+
+
 class Failure(msgspec.Struct, frozen=True, gc=False):
     """One bad end.
 
@@ -74,7 +90,7 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
         status: What the client gets once no try is left.
         code: Stable kebab-case word for the error's code, header, metric and log.
         message: For the client: what happened and what to do.
-        body: The engine's own error body to pass on as it is (REFUSED only), else None.
+        body: The engine's own error body to pass on as it is (REJECTED only), else None.
         retry_after_s: ``Retry-After`` in seconds, or None.
         answered: The engine has answered, so it will not read the lease's blocks any more.
     """
@@ -110,9 +126,9 @@ def failure_of_status(
         )
     if status in _CLIENT_ERROR:
         return Failure(
-            FailureKind.REFUSED,
+            FailureKind.REJECTED,
             status,
-            f"{leg}-refused",
+            f"{leg}-rejected",
             upstream_error_message(body),
             body=body,
             answered=True,
@@ -127,6 +143,21 @@ def failure_of_status(
         f"The {leg} engine failed ({what}). Retry the request.",
         answered=True,
     )
+
+
+def failure_of_answer(leg: Leg, head: ResponseHead, body: bytes) -> Failure:
+    """Classify an answer that is not 200, from its head and body."""
+    retry_after = next((value for name, value in head.headers if name == b"retry-after"), b"")
+    seconds = int(retry_after) if retry_after.isdigit() else None
+    return failure_of_status(leg, head.status, body, retry_after_s=seconds)
+
+
+def failure_of_first_event(event: bytes) -> Failure | None:
+    """Tell whether a stream's first event is a failure: then nothing was committed yet."""
+    if not is_failure_event(event):
+        return None
+    message = "The decode engine failed before its first token. Retry the request."
+    return Failure(FailureKind.BROKEN, 502, "decode-failed", message, answered=True)
 
 
 def failure_of_error(leg: Leg, error: ProxyError) -> Failure:
@@ -158,6 +189,73 @@ def failure_of_error(leg: Leg, error: ProxyError) -> Failure:
     return Failure(FailureKind.BROKEN, error.status, code, str(error), answered=True)
 
 
+def failure_of_rejection(error: RejectedError) -> Failure:
+    """Make the failure of a request that never entered: the proxy's own, before any leg."""
+    return Failure(
+        FailureKind.REJECTED,
+        error.status_code,
+        error.code,
+        str(error),
+        retry_after_s=error.retry_after_s,
+    )
+
+
+def settle_silence(failure: Failure, *, is_held: bool, is_over: bool, request_s: float) -> Failure:
+    """Give an engine's silence the name of the bound that it ran into.
+
+    Only a silence longer than an engine may take is the engine's fault: the hold bound (D7) is the
+    lease's, and our own deadline says nothing about anybody.
+
+    Args:
+        failure: How a leg ended.
+        is_held: The hold bound was the nearer one.
+        is_over: The request's own deadline has passed.
+        request_s: The request's time, in seconds.
+    """
+    if failure.kind is not FailureKind.SILENT:
+        return failure
+    if is_held:
+        message = "No decode engine began to answer within the hold bound. Retry the request."
+        return Failure(
+            FailureKind.HELD_TOO_LONG, 503, "decode-hold-bound", message, retry_after_s=1
+        )
+    return request_timeout(request_s) if is_over else failure
+
+
+def broken_stream(code: str, message: str) -> Failure:
+    """Make the failure of a stream that has begun."""
+    return Failure(FailureKind.BROKEN, 502, code, f"{message} The answer is cut short.")
+
+
+def nobody_serves(code: str, message: str) -> Failure:
+    """Make the failure of an exchange that nobody can serve now."""
+    return Failure(FailureKind.UNREACHED, 503, code, message, retry_after_s=1)
+
+
+def nobody_decodes_in_time() -> Failure:
+    """Make the failure of a hand-off whose wait for a decode engine is over."""
+    message = "No decode engine became ready in time. Retry the request."
+    return nobody_serves("no-decode-engine", message)
+
+
+def hand_off_late() -> Failure:
+    """Make the failure of an exchange whose hand-offs came too late again and again."""
+    message = "The hand-off to a decode engine came too late. Retry the request."
+    return nobody_serves("hand-off-late", message)
+
+
+def proxy_stopping() -> Failure:
+    """Make the failure of a stream that outlives the proxy's grace (S4)."""
+    message = "The proxy stops. The answer is cut short."
+    return Failure(FailureKind.BROKEN, 503, "proxy-stopping", message)
+
+
+def internal_error() -> Failure:
+    """Make the failure of an exchange that a bug of ours ended."""
+    message = "The proxy failed. This is a bug; the log holds the cause."
+    return Failure(FailureKind.BROKEN, 500, "internal-error", message)
+
+
 def request_timeout(request_s: float) -> Failure:
     """Make the failure of an exchange whose overall deadline has passed."""
     message = f"The answer was not complete within {request_s:g} s. Ask for less, or retry."
@@ -168,7 +266,7 @@ def blame(failure: Failure) -> OutcomeKind | None:
     """Tell what the endpoint's record gets; None where it is not to blame."""
     match failure.kind:
         case (
-            FailureKind.REFUSED
+            FailureKind.REJECTED
             | FailureKind.BUSY
             | FailureKind.HELD_TOO_LONG
             | FailureKind.OUT_OF_TIME
@@ -178,3 +276,8 @@ def blame(failure: Failure) -> OutcomeKind | None:
             return OutcomeKind.FAILED_LOCALLY
         case FailureKind.BROKEN | FailureKind.SILENT:
             return OutcomeKind.FAILED_UPSTREAM
+
+
+def is_final(failure: Failure) -> bool:
+    """Tell whether nothing else is tried after it, whatever is left to try."""
+    return failure.kind in _FINAL_KINDS

@@ -168,7 +168,6 @@ class StreamFraming:
             body comes without chunk framing (by length, or until the connection closes).
         held: Payload decoded before the relay began, in bytes.
         editor: Gets each whole event that contains a mark.
-        first_edit: Gets the first event, whatever it contains; None where it needs no edit.
         frames_output: Give chunks to the client; False where the server frames messages itself.
         max_event_bytes: Largest event held back.
 
@@ -182,7 +181,6 @@ class StreamFraming:
     __slots__ = (
         "_decoder",
         "_editor",
-        "_first_edit",
         "_frames_output",
         "_held",
         "_max_event_bytes",
@@ -197,13 +195,11 @@ class StreamFraming:
         decoder: ChunkDecoder | None,
         editor: EventEditor,
         held: bytes = b"",
-        first_edit: EventEditor | None = None,
         frames_output: bool = True,
         max_event_bytes: int = MAX_EVENT_BYTES,
     ) -> None:
         self._decoder = decoder
         self._editor = editor
-        self._first_edit = first_edit
         self._frames_output = frames_output
         self._max_event_bytes = max_event_bytes
         self._held = bytearray(held)
@@ -266,19 +262,12 @@ class StreamFraming:
             self._frames_output
             and self._decoder is not None
             and not self._held
-            and self._first_edit is None
             and self._decoder.is_at_boundary
         )
 
     def _emit(self, whole: bytes) -> bytes:
         """Edit what must be edited in these whole events, and frame them."""
-        if self._first_edit is not None:
-            first, whole = _split_first(whole)
-            first = self._edited(self._first_edit(first))
-            self._first_edit = None
-            whole = first + self._edited(whole)
-        else:
-            whole = self._edited(whole)
+        whole = self._edited(whole)
         if not whole:
             return b""
         return frame_chunk(whole) if self._frames_output else whole

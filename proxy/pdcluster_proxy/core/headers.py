@@ -49,7 +49,7 @@ def read_client_headers(headers: Iterable[tuple[bytes, bytes]]) -> ClientHeaders
     for name, value in headers:
         if name in _CONCERNING:
             if name in _FORWARDED or (name == b"traceparent" and _TRACE_PARENT.fullmatch(value)):
-                # A line end in a value would make it two fields; servers refuse such requests.
+                # A line end in a value would make it two fields; servers reject such requests.
                 if b"\n" not in value and b"\r" not in value:
                     forwarded += b"%b: %b\r\n" % (name, value)
             elif name == b"x-request-id":

@@ -16,8 +16,8 @@ __all__ = [
     "EndpointView",
     "HistogramIncrement",
     "InFlight",
-    "LeaseEvent",
-    "LeaseEventKind",
+    "LeaseStep",
+    "LeaseStepKind",
     "Load",
     "Outcome",
     "OutcomeKind",
@@ -123,7 +123,7 @@ class Outcome(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class LeaseEventKind(StrEnum):
+class LeaseStepKind(StrEnum):
     """Steps of a KV lease as the exchange sees it."""
 
     GRANTED = "granted"
@@ -131,10 +131,10 @@ class LeaseEventKind(StrEnum):
     ENDED = "ended"
 
 
-class LeaseEvent(msgspec.Struct, frozen=True):
+class LeaseStep(msgspec.Struct, frozen=True):
     """One step of one lease, for the ledger and (later) the keeper."""
 
-    kind: LeaseEventKind
+    kind: LeaseStepKind
     endpoint: str
     """The prefill endpoint that granted."""
     request_id: str
@@ -180,7 +180,7 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
     """Changed endpoints only; full list on the first report of a connection."""
     outcomes: tuple[Outcome, ...] = ()
     """Of several successes in a row on one endpoint the first only."""
-    leases: tuple[LeaseEvent, ...] = ()
+    leases: tuple[LeaseStep, ...] = ()
     """Without those of leases that began and ended within this report."""
     pairs_met: tuple[PairMet, ...] = ()
     counters: tuple[tuple[str, tuple[str, ...], float], ...] = ()

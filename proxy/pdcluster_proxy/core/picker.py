@@ -11,13 +11,24 @@ Source: ``routing.md`` section 14 of the design.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from typing import Final, Protocol
 
 import msgspec
 
 from pdcluster_proxy.core.messages import EndpointState, EndpointView, PoolSnapshot
 
-__all__ = ["Mine", "NoPick", "Pool", "Rng", "make_pool", "pick_decode", "pick_prefill"]
+__all__ = [
+    "Lack",
+    "Mine",
+    "NoPick",
+    "Pool",
+    "Rng",
+    "has_decode",
+    "make_pool",
+    "pick_decode",
+    "pick_prefill",
+]
 
 STALE_LOAD_S: Final = 2.0
 """An older scrape says nothing about now."""
@@ -47,15 +58,23 @@ class Mine(msgspec.Struct, gc=False):
 NOTHING: Final = Mine()
 
 
+class Lack(StrEnum):
+    """What is missing where nobody can be picked; the client's error code."""
+
+    PREFILL = "no-prefill-engine"
+    DECODE = "no-decode-engine"
+    PAIR = "no-pair"
+
+
 class NoPick(msgspec.Struct, frozen=True, gc=False):
     """Nobody can take it.
 
     Attributes:
-        reason: Stable kebab-case word, also the client's error code.
+        lack: What is missing.
         message: For people.
     """
 
-    reason: str
+    lack: Lack
     message: str
 
 
@@ -116,14 +135,14 @@ def pick_prefill(
         rng: Breaks ties.
     """
     if not pool.prefill:
-        return NoPick("no-prefill-engine", "No prefill engine is ready.")
+        return NoPick(Lack.PREFILL, "No prefill engine is ready.")
     if not pool.decode:
-        return NoPick("no-decode-engine", "No decode engine is ready.")
+        return NoPick(Lack.DECODE, "No decode engine is ready.")
     paired = [e for e in pool.prefill if e.revision in pool.revisions and e.name not in excluded]
     if not paired:
         if not pool.revisions:
-            return NoPick("no-pair", "No prefill and decode engine of one revision are ready.")
-        return NoPick("no-prefill-engine", "No other prefill engine is ready.")
+            return NoPick(Lack.PAIR, "No prefill and decode engine of one revision are ready.")
+        return NoPick(Lack.PREFILL, "No other prefill engine is ready.")
 
     def score(endpoint: EndpointView) -> float:
         own = mine.get(endpoint.name, NOTHING)
@@ -152,12 +171,10 @@ def pick_decode(
         rng: Breaks ties.
     """
     if not pool.decode:
-        return NoPick("no-decode-engine", "No decode engine is ready.")
+        return NoPick(Lack.DECODE, "No decode engine is ready.")
     fitting = [e for e in pool.decode if e.name not in excluded and _may_pair(prefill, e)]
     if not fitting:
-        return NoPick(
-            "no-decode-engine", "No decode engine of the prefill engine's revision is ready."
-        )
+        return NoPick(Lack.DECODE, "No decode engine of the prefill engine's revision is ready.")
 
     def score(endpoint: EndpointView) -> float:
         legs = mine.get(endpoint.name, NOTHING).legs + endpoint.in_flight_elsewhere
@@ -171,6 +188,11 @@ def pick_decode(
         return full + legs + waiting - (0.5 if met else 0.0)
 
     return _least(fitting, score, rng)
+
+
+def has_decode(pool: Pool, *, excluded: frozenset[str], prefill: EndpointView | None) -> bool:
+    """Tell whether :func:`pick_decode` would find anybody, without choosing."""
+    return any(e.name not in excluded and _may_pair(prefill, e) for e in pool.decode)
 
 
 def _may_pair(prefill: EndpointView | None, decode: EndpointView) -> bool:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from pdcluster_proxy.core.messages import LeaseEvent, Outcome, PoolSnapshot
+from pdcluster_proxy.core.messages import LeaseStep, Outcome, PoolSnapshot
 
 __all__ = [
     "Address",
@@ -25,6 +25,9 @@ __all__ = [
     "RelayOutcome",
     "ResponseHead",
 ]
+
+
+HTTP_OK: Final = 200
 
 
 class Address(NamedTuple):
@@ -47,6 +50,11 @@ class ResponseHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     status: int
     is_event_stream: bool
     field_lines: bytes = b""
+
+    @property
+    def is_ok(self) -> bool:
+        """The engine has done what it was asked for."""
+        return self.status == HTTP_OK
 
     @property
     def headers(self) -> tuple[tuple[bytes, bytes], ...]:
@@ -151,7 +159,7 @@ class Engines(Protocol):
         """Take an idle connection or open one; nothing is sent.
 
         Raises:
-            ConnectError: Refused, unreachable, or not connected within ``timeout_s``.
+            ConnectError: Nobody listens, unreachable, or not connected within ``timeout_s``.
         """
 
 
@@ -179,7 +187,7 @@ class Companion(Protocol):
     def leg_ended(self, endpoint: str, prompt_tokens: int, outcome: Outcome | None) -> None:
         """Report its end; without an outcome the endpoint is neither to praise nor to blame."""
 
-    def lease(self, event: LeaseEvent) -> None:
+    def lease(self, event: LeaseStep) -> None:
         """Report one step of one lease."""
 
     def count(self, name: str, labels: tuple[str, ...], amount: float = 1.0) -> None:

@@ -15,10 +15,12 @@ from msgspec import Raw
 
 from pdcluster_lease.errors import RemoteProtocolError
 from pdcluster_lease.params import DEFAULT_LIMITS, KVTransferParams, parse_params
+from pdcluster_proxy.core.messages import EndpointView
 from pdcluster_proxy.errors import HandOffError, UpstreamFailureError
 
 __all__ = [
     "PrefillUsage",
+    "check_side_channel",
     "client_answer",
     "client_usage",
     "is_connector_field",
@@ -121,6 +123,20 @@ def parse_prefill_reply(body: bytes) -> tuple[KVTransferParams, PrefillUsage]:
     return params, PrefillUsage(usage.prompt_tokens, cached)
 
 
+def check_side_channel(params: KVTransferParams, endpoint: EndpointView) -> None:
+    """Demand the side channel that discovery published: P names it itself.
+
+    Raises:
+        HandOffError: It names another one, which is never handed on.
+    """
+    host, port = endpoint.side_channel_host, endpoint.side_channel_port
+    if params.port != port or params.host != host:
+        raise HandOffError(
+            f"The prefill answer names the side channel {params.host}:{params.port}, but discovery "
+            f"published {host}:{port} for {endpoint.name}."
+        )
+
+
 def client_answer(body: bytes, prefill: PrefillUsage | None) -> bytes:
     """Make the client's answer of D's: connector fields out, P's cached tokens in.
 
@@ -197,4 +213,4 @@ def upstream_error_message(body: bytes) -> str:
         message = (parsed.error.message if parsed.error else "") or parsed.message
     except DECODE_FAILURES:
         message = body.decode("utf-8", "replace")
-    return message.strip()[:2000] or "The engine refused the request without saying why."
+    return message.strip()[:2000] or "The engine rejected the request without saying why."

@@ -17,8 +17,8 @@ from typing import Final
 from pdcluster_proxy.core.messages import (
     HistogramIncrement,
     InFlight,
-    LeaseEvent,
-    LeaseEventKind,
+    LeaseStep,
+    LeaseStepKind,
     Outcome,
     OutcomeKind,
     PairMet,
@@ -35,11 +35,11 @@ _BUCKETS: Final[Mapping[str, tuple[float, ...]]] = {
     short: metric.buckets for short, metric in METRICS.items() if metric.buckets
 }
 # Reading a member off its enum costs as much as a call: the hot path does it here, once.
-_GRANTED: Final = LeaseEventKind.GRANTED
-_HANDED_OFF: Final = LeaseEventKind.HANDED_OFF
-_ENDED: Final = LeaseEventKind.ENDED
+_GRANTED: Final = LeaseStepKind.GRANTED
+_HANDED_OFF: Final = LeaseStepKind.HANDED_OFF
+_ENDED: Final = LeaseStepKind.ENDED
 _SUCCEEDED: Final = OutcomeKind.SUCCEEDED
-_STEPS: Final = {kind: kind.value for kind in LeaseEventKind}
+_STEPS: Final = {kind: kind.value for kind in LeaseStepKind}
 _KINDS: Final = {kind: kind.value for kind in OutcomeKind}
 
 _Labels = tuple[str, ...]
@@ -77,7 +77,7 @@ class PendingReport:
         self._changed: set[str] = set()
         self._outcomes: list[Outcome] = []
         self._praised: set[str] = set()
-        self._leases: dict[tuple[str, str, LeaseEventKind], LeaseEvent] = {}
+        self._leases: dict[tuple[str, str, LeaseStepKind], LeaseStep] = {}
         self._pairs_met: dict[PairMet, None] = {}
         self._counters: dict[tuple[str, _Labels], float] = {}
         self._histograms: dict[tuple[str, _Labels], _Histogram] = {}
@@ -110,7 +110,7 @@ class PendingReport:
             self._praised.discard(endpoint)
         self._outcomes.append(outcome)
 
-    def add_lease(self, event: LeaseEvent) -> None:
+    def add_lease(self, event: LeaseStep) -> None:
         """Note a step of a lease; one that began and ended since the last report leaves a pair."""
         kind, endpoint, request_id = event.kind, event.endpoint, event.request_id
         self.count("leases_total", (endpoint, _STEPS[kind]))

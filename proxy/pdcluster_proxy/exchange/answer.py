@@ -1,6 +1,6 @@
-"""The client's side of an exchange: refusals, whole answers, streams.
+"""The client's side of an exchange: errors, whole answers, streams.
 
-Shell. Every answer carries ``x-request-id``; refusals carry the stable reason in a header of ours
+Shell. Every answer carries ``x-request-id``; errors carry the stable reason in a header of ours
 as well as in the body.
 """
 
@@ -25,17 +25,27 @@ _NO_STORE = (b"cache-control", b"no-store")
 class ClientSide:
     """One client request's connection.
 
+    Args:
+        scope: Of the request.
+        receive: Of the request.
+        send: Of the request.
+        request_id: The id the client is told.
+        flush_s: How long it may take to read the end of its stream, in seconds.
+
     Attributes:
         request_id: The id the client is told.
         status: The status that went out; 0 before.
     """
 
-    __slots__ = ("_receive", "_scope", "_send", "_watch", "request_id", "status")
+    __slots__ = ("_flush_s", "_receive", "_scope", "_send", "_watch", "request_id", "status")
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, *, request_id: str) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, *, request_id: str, flush_s: float
+    ) -> None:
         self._scope = scope
         self._receive = receive
         self._send = send
+        self._flush_s = flush_s
         self.request_id = request_id
         self.status = 0
         self._watch: ClientWatch | None = None
@@ -51,7 +61,7 @@ class ClientSide:
             self._watch.close()
             self._watch = None
 
-    async def refuse(self, failure: Failure, *, param: str | None = None) -> None:
+    async def respond_error(self, failure: Failure, *, param: str | None = None) -> None:
         """Answer with an error; an engine's own 4xx body goes through as it is."""
         body = failure.body
         if body is None or not body.lstrip().startswith(b"{"):
@@ -87,12 +97,13 @@ class ClientSide:
             headers=[_EVENTS, _NO_STORE, (b"x-request-id", self.request_id.encode())],
             editor=editor,
             idle_timeout_s=idle_timeout_s,
+            flush_s=self._flush_s,
         )
 
     async def end_stream(self, failure: Failure | None) -> None:
         """End the stream; after a failure visibly: an error event, no ``[DONE]``, and close."""
         if failure is None:
-            await end_stream(self._scope, self._send)
+            await end_stream(self._scope, self._send, flush_s=self._flush_s)
             return
         tail = error_event(
             status=failure.status,
@@ -100,7 +111,7 @@ class ClientSide:
             message=failure.message,
             request_id=self.request_id,
         )
-        await end_stream(self._scope, self._send, tail=tail, close=True)
+        await end_stream(self._scope, self._send, tail=tail, close=True, flush_s=self._flush_s)
 
     async def _answer(self, status: int, body: bytes, extra: list[tuple[bytes, bytes]]) -> None:
         self.status = status
@@ -111,4 +122,11 @@ class ClientSide:
             (b"x-request-id", self.request_id.encode()),
             *extra,
         ]
-        await answer(self._scope, self._send, status=status, headers=headers, body=body)
+        await answer(
+            self._scope,
+            self._send,
+            status=status,
+            headers=headers,
+            body=body,
+            flush_s=self._flush_s,
+        )

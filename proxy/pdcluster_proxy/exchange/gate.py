@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import assert_never
 
 from pdcluster_proxy.core.admission import Admission, AdmissionLimits, decide
 from pdcluster_proxy.errors import RejectedError
@@ -55,6 +56,8 @@ class Gate:
                 await self._wait()
             case Admission.REJECT:
                 raise _rejected("rejected-queue-full", "The queue is full. Retry later.")
+            case verdict:
+                assert_never(verdict)
 
     def leave(self) -> None:
         """Give a place back; the longest waiting exchange takes it over."""

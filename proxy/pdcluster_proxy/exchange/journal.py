@@ -2,11 +2,13 @@
 
 Shell. It tells the story of an exchange from what the engines said and what was measured: which P,
 the lease it granted, which D and why, when the lease ended. Never prompts, answers or keys. Lines
-are gathered and written once per tick, so that a request pays for neither a system call nor a lock.
+are gathered on the loop and written off it, so that a request pays for neither a system call nor a
+lock.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import BinaryIO
 
 import msgspec
@@ -62,11 +64,14 @@ class Journal:
 
     Args:
         out: Where lines go, or None to write none.
+
+    Attributes:
+        num_dropped: Lines lost so far.
     """
 
     def __init__(self, out: BinaryIO | None) -> None:
         self._out = out
-        # This is all the mutable state.
+        # This is all the mutable state; it is changed on the loop only.
         self._buffer = bytearray()
         self.num_dropped = 0
 
@@ -85,16 +90,30 @@ class Journal:
         self._buffer += _ENCODER.encode(record)
         self._buffer += b"\n"
 
-    def flush(self) -> None:
-        """Write what was gathered; may block, so it is called off the loop.
+    async def write_out(self) -> None:
+        """Write what was gathered in a thread: where the log's reader stalls, the loop goes on.
 
         A log that can't be written costs lines, never exchanges: they are counted as dropped.
         """
-        if self._out is None or not self._buffer:
-            return
-        lines, self._buffer = self._buffer, bytearray()
+        if self._buffer:
+            num_lost = await asyncio.to_thread(self._put, self._take())
+            self.num_dropped += num_lost
+
+    def flush(self) -> None:
+        """Write what was gathered, here and now; may block."""
+        if self._buffer:
+            self.num_dropped += self._put(self._take())
+
+    def _take(self) -> bytes:
+        lines, self._buffer = bytes(self._buffer), bytearray()
+        return lines
+
+    def _put(self, lines: bytes) -> int:
+        """Write lines; returns how many were lost."""
+        assert self._out is not None, "nothing is gathered without it"
         try:
             self._out.write(lines)
             self._out.flush()
         except (OSError, ValueError):
-            self.num_dropped += lines.count(b"\n")
+            return lines.count(b"\n")
+        return 0

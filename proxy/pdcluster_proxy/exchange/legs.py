@@ -1,6 +1,6 @@
 """The worker's open legs, counted per endpoint.
 
-Shell. Whoever enters leaves exactly once, on whichever way out: ``exchange/actions.py`` holds the
+Shell. Whoever enters leaves exactly once, on whichever way out: ``exchange/running.py`` holds the
 one leg an exchange has out at a time.
 """
 

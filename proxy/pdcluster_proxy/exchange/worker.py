@@ -43,6 +43,8 @@ class Bounds:
     max_body_bytes: int
     max_answer_bytes: int = 64 * 1024 * 1024
     max_event_bytes: int = 1024 * 1024
+    flush_s: float = 5.0
+    """How long a client may take to read the end of its stream; then its connection is cut."""
 
 
 class Overdue(Protocol):
@@ -109,6 +111,7 @@ class Worker:
         self._met: set[tuple[str, str, int]] = set()
         self._timings: dict[int, LeaseTiming] = {}
         self._num_ids = 0
+        self._num_dropped = 0
         self._nonce = nonce
         self._pool_changed = asyncio.Event()
         companion.on_snapshot(self._adopt)
@@ -122,6 +125,7 @@ class Worker:
             self.last_tick_at = now = self.clock()
             for exchange in [x for x, at in self.running.items() if now >= at]:
                 exchange.on_deadline()
+            self._report_dropped()
             await asyncio.sleep(TICK_S)
 
     async def write_journal(self) -> None:
@@ -131,7 +135,13 @@ class Worker:
         """
         while True:
             await asyncio.sleep(TICK_S)
-            await asyncio.to_thread(self.journal.flush)
+            await self.journal.write_out()
+
+    def _report_dropped(self) -> None:
+        dropped = self.journal.num_dropped - self._num_dropped
+        if dropped:
+            self._num_dropped += dropped
+            self.companion.count("exchange_log_lines_dropped_total", (), dropped)
 
     def new_id(self) -> str:
         """Make an id that no other worker of ours makes."""
@@ -156,7 +166,7 @@ class Worker:
         Uses the lease of the P that granted. None where the keeper renews.
 
         Raises:
-            TimingError: The lease is too short; the configuration should have been refused.
+            TimingError: The lease is too short; the configuration should have been rejected.
         """
         return self._timing(prefill).hand_off_deadline_s(
             met=self._has_met(engine_id, decode),

@@ -38,6 +38,11 @@ class ConnectionPort:
         return self._protocol.transport.write
 
     @property
+    def is_behind(self) -> bool:
+        """The client has yet to read much of what was written before."""
+        return self._protocol.flow.write_paused
+
+    @property
     def is_gone(self) -> bool:
         """The client has closed its connection, or is about to be closed."""
         return self._protocol.transport.is_closing()
@@ -63,11 +68,19 @@ class ConnectionPort:
             callbacks.remove(callback)
 
     def close(self) -> None:
-        """Flush what is written, then close without ending the response."""
+        """Flush what is written, for a short while, then close without ending the response."""
+        self._give_up_answer()
+        self._protocol.close_flushed()
+
+    def abort(self) -> None:
+        """Close at once; what the client has not read is lost."""
+        self._give_up_answer()
+        self._protocol.transport.abort()
+
+    def _give_up_answer(self) -> None:
         cycle = self._protocol.answering
         assert cycle is not None, "only a request that is being answered closes"
         cycle.disconnected = True  # Else uvicorn reports an answer that was not completed.
-        self._protocol.transport.close()
 
     def take_body(self) -> bytes | None:
         """The request's whole body, where it is here already; else None."""

@@ -1,7 +1,7 @@
 """The guard at the client's edge: what a request's head may look like.
 
 Pure. Only messages that every server and every parser behind us would read the same way pass; the
-rest is refused before any application code runs.
+rest is rejected before any application code runs.
 
 Source:
     ``reliability.md`` 4.2 of the design for the rules; RFC 9112 for the messages.
@@ -17,9 +17,11 @@ from http import HTTPStatus
 
 import msgspec
 
+from pdcluster_proxy.core.error_bodies import REASON_HEADER
+from pdcluster_proxy.errors import RejectedError
+
 __all__ = [
     "EdgeLimits",
-    "RefusedRequestError",
     "head_too_large",
     "judge_head",
     "judge_size",
@@ -32,7 +34,7 @@ Fields = Sequence[tuple[bytes, bytes]]
 """Header fields in order, names in lower case."""
 
 _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]+)(?::[0-9]{1,5})?")
-_REFUSED_METHODS = (b"TRACE", b"CONNECT")
+_REJECTED_METHODS = (b"TRACE", b"CONNECT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,7 @@ class EdgeLimits:
         body_bytes_per_s: Slowest body, measured from the head's first byte.
         body_grace_s: A body may take this long whatever its rate.
         keep_alive_s: Idle time between two requests of a connection.
-        linger_s: How long a refused client's bytes are read and dropped.
+        linger_s: How long a rejected client's bytes are read and dropped.
     """
 
     head_bytes: int = 64 * 1024
@@ -58,21 +60,11 @@ class EdgeLimits:
     linger_s: float = 2.0
 
 
-class RefusedRequestError(Exception):
-    """A request that breaks a rule of the edge; raised through llhttp to stop the parser."""
-
-    def __init__(self, status: HTTPStatus, code: str, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
-
-
 def judge_size(target: bytes, fields: Fields, limits: EdgeLimits) -> None:
-    """Refuse a head whose target and fields together are over the bound.
+    """Reject a head whose target and fields together are over the bound.
 
     Raises:
-        RefusedRequestError: They are (431).
+        RejectedError: They are (431).
     """
     size = len(target) + sum(len(name) + len(value) + len(b": \r\n") for name, value in fields)
     if size > limits.head_bytes:
@@ -88,7 +80,7 @@ def judge_head(
     is_upgrade: bool,
     limits: EdgeLimits,
 ) -> None:
-    """Refuse a head that breaks a rule; llhttp has found its syntax good.
+    """Reject a head that breaks a rule; llhttp has found its syntax good.
 
     Args:
         method: As sent.
@@ -99,15 +91,17 @@ def judge_head(
         limits: The bounds.
 
     Raises:
-        RefusedRequestError: Too many fields (431); a method that is never served (501); not
+        RejectedError: Too many fields (431); a method that is never served (501); not
             exactly one valid Host, a target that is neither a path nor a URL, Transfer-Encoding in
             HTTP/1.0, or a body together with Upgrade (400).
     """
     if len(fields) > limits.num_fields:
         raise head_too_large(limits)
-    if method in _REFUSED_METHODS:
-        raise RefusedRequestError(
-            HTTPStatus.NOT_IMPLEMENTED, "method-refused", f"{method.decode()} is not served."
+    if method in _REJECTED_METHODS:
+        raise RejectedError(
+            f"{method.decode()} is not served.",
+            status_code=HTTPStatus.NOT_IMPLEMENTED,
+            code="method-rejected",
         )
     if not target.startswith((b"/", b"http://", b"https://")):
         raise malformed("its target must start with '/' or be an absolute URL")
@@ -134,54 +128,60 @@ def _announces_body(fields: Fields) -> bool:
     )
 
 
-def head_too_large(limits: EdgeLimits) -> RefusedRequestError:
-    """The refusal of a head over its bounds."""
-    return RefusedRequestError(
-        HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-        "head-too-large",
+def head_too_large(limits: EdgeLimits) -> RejectedError:
+    """Make the rejection of a head over its bounds."""
+    return RejectedError(
         f"The request's head is over {limits.head_bytes} bytes or {limits.num_fields} fields;"
         " send less.",
+        status_code=HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+        code="head-too-large",
     )
 
 
-def malformed(why: str) -> RefusedRequestError:
-    """The refusal of what is not valid HTTP/1.1."""
-    return RefusedRequestError(
-        HTTPStatus.BAD_REQUEST, "malformed-request", f"The request is not valid HTTP/1.1: {why}."
+def malformed(why: str) -> RejectedError:
+    """Make the rejection of what is not valid HTTP/1.1."""
+    return RejectedError(
+        f"The request is not valid HTTP/1.1: {why}.",
+        status_code=HTTPStatus.BAD_REQUEST,
+        code="malformed-request",
     )
 
 
-def too_slow(what: str) -> RefusedRequestError:
-    """The refusal of a request that drips."""
-    return RefusedRequestError(
-        HTTPStatus.REQUEST_TIMEOUT, "request-too-slow", f"Send the request's {what}."
+def too_slow(what: str) -> RejectedError:
+    """Make the rejection of a request that drips."""
+    return RejectedError(
+        f"Send the request's {what}.",
+        status_code=HTTPStatus.REQUEST_TIMEOUT,
+        code="request-too-slow",
     )
 
 
-def render(refusal: RefusedRequestError, *, default_fields: Fields, request_id: str) -> bytes:
-    """The whole response to a refused request: a JSON error in vLLM's shape, then close.
+def render(rejection: RejectedError, *, default_fields: Fields, request_id: str) -> bytes:
+    """The whole response to a rejected request: a JSON error in vLLM's shape, then close.
 
     Args:
-        refusal: What is wrong.
+        rejection: What is wrong.
         default_fields: Fields of every answer, for example Date.
         request_id: Names the request; of our making, for its head was not read to the end.
     """
     body = msgspec.json.encode(
         {
             "error": {
-                "message": refusal.message,
+                "message": str(rejection),
                 "type": "invalid_request_error",
                 "param": None,
-                "code": refusal.code,
+                "code": rejection.code,
             }
         }
     )
-    lines = [b"HTTP/1.1 %d %b" % (refusal.status, refusal.status.phrase.encode())]
+    status = HTTPStatus(rejection.status_code)
+    lines = [b"HTTP/1.1 %d %b" % (status, status.phrase.encode())]
     lines += [b"%b: %b" % field for field in default_fields]
     lines += [
         b"content-type: application/json",
         b"content-length: %d" % len(body),
         b"x-request-id: %b" % request_id.encode(),
+        b"%b: %b" % (REASON_HEADER, rejection.code.encode()),
         b"connection: close",
     ]
     return b"\r\n".join(lines) + b"\r\n\r\n" + body

@@ -2,7 +2,7 @@
 
 Shell. Theory of operation. uvicorn drives ASGI; this subclass adds what must sit below it. A
 connection is in one phase at a time (:class:`_Phase`), with the instant it began; the server's
-sweep looks at both once per second, so no timer is set per request. What breaks a rule is refused
+sweep looks at both once per second, so no timer is set per request. What breaks a rule is rejected
 with a JSON error in vLLM's shape and the connection closes; bytes that still come are read and
 dropped for a while, so that the answer is not lost to a reset.
 
@@ -26,10 +26,10 @@ import httptools
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from pdcluster_proxy.errors import RejectedError
 from pdcluster_proxy.wire.connection_port import ConnectionPort
 from pdcluster_proxy.wire.edge_guard import (
     EdgeLimits,
-    RefusedRequestError,
     head_too_large,
     judge_head,
     judge_size,
@@ -94,7 +94,7 @@ class EdgeProtocol(HttpToolsProtocol):
         app_state: Of the application's lifespan.
         _loop: The event loop.
         limits: The guard's bounds.
-        on_refused: Called with the code of each refusal.
+        on_rejected: Called with the code of each rejection.
         hot: ASGI endpoints by path that POSTs reach without the application around them.
 
     Attributes:
@@ -111,13 +111,13 @@ class EdgeProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         limits: EdgeLimits,
-        on_refused: Callable[[str], None],
+        on_rejected: Callable[[str], None],
         hot: Mapping[str, Any],  # ASGIApp; uvicorn types the same thing in its own way.
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._hot = hot
         self._limits = limits
-        self._on_refused = on_refused
+        self._on_rejected = on_rejected
         # This is all the mutable state that we add.
         self._phase = _Phase.HEAD
         self._phase_since = time.monotonic()
@@ -128,7 +128,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self.answering: RequestResponseCycle | None = None
         self.relay: LegRelay | None = None
         self.gone_callbacks: list[Callable[[], None]] = []
-        self._pending_refusal = b""
+        self._pending_rejection = b""
 
     # What the transport calls.
 
@@ -143,23 +143,25 @@ class EdgeProtocol(HttpToolsProtocol):
             self.parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
             cause = error.__context__
-            if not isinstance(cause, RefusedRequestError):
+            if not isinstance(cause, RejectedError):
                 cause = malformed("its target is not valid")
-            self._refuse(cause)
+            self._reject(cause)
         except httptools.HttpParserInvalidMethodError:
-            self._refuse(
-                RefusedRequestError(
-                    HTTPStatus.NOT_IMPLEMENTED, "method-unknown", "The request's method is unknown."
+            self._reject(
+                RejectedError(
+                    "The request's method is unknown.",
+                    status_code=HTTPStatus.NOT_IMPLEMENTED,
+                    code="method-unknown",
                 )
             )
         except httptools.HttpParserUpgrade:
             # The parser has skipped any body, so what follows cannot be trusted as a request.
             self.cycle.keep_alive = False
         except httptools.HttpParserError as error:
-            self._refuse(malformed(str(error)))
+            self._reject(malformed(str(error)))
         else:
             if self._phase is _Phase.HEAD and self._num_phase_bytes > self._limits.head_bytes:
-                self._refuse(head_too_large(self._limits))
+                self._reject(head_too_large(self._limits))
 
     @override
     def pause_writing(self) -> None:
@@ -267,8 +269,8 @@ class EdgeProtocol(HttpToolsProtocol):
         if self.pipeline:
             cycle, app = self.pipeline.pop()
             self._start_asgi_task(cycle, app)
-        elif self._pending_refusal:
-            self._write_refusal(self._pending_refusal)
+        elif self._pending_rejection:
+            self._write_rejection(self._pending_rejection)
         elif self._phase is _Phase.BODY:  # The application answered without reading it all.
             self._linger()
         elif self._phase is _Phase.ANSWER:
@@ -287,13 +289,13 @@ class EdgeProtocol(HttpToolsProtocol):
     # What the server's sweep calls.
 
     def check(self, now: float) -> None:
-        """Close or refuse a connection that has used up its time."""
+        """Close or reject a connection that has used up its time."""
         elapsed = now - self._phase_since
         limits = self._limits
         match self._phase:
             case _Phase.HEAD if elapsed > limits.head_timeout_s:
                 if self._num_phase_bytes:
-                    self._refuse(too_slow(f"head within {limits.head_timeout_s:g} s"))
+                    self._reject(too_slow(f"head within {limits.head_timeout_s:g} s"))
                 else:
                     self.transport.close()
             case _Phase.BODY if self.flow.read_paused:
@@ -303,13 +305,20 @@ class EdgeProtocol(HttpToolsProtocol):
                 elapsed > limits.body_grace_s
                 and self._num_phase_bytes < elapsed * limits.body_bytes_per_s
             ):
-                self._refuse(too_slow(f"body at {limits.body_bytes_per_s:g} bytes/s or more"))
+                self._reject(too_slow(f"body at {limits.body_bytes_per_s:g} bytes/s or more"))
             case _Phase.IDLE if elapsed > limits.keep_alive_s:
                 self.transport.close()
             case _Phase.LINGER if elapsed > limits.linger_s:
                 self.transport.abort()
             case _:
                 pass
+
+    # What the port calls.
+
+    def close_flushed(self) -> None:
+        """Flush, then close; the sweep cuts a client that does not read."""
+        self._enter(_Phase.LINGER)
+        self.transport.close()
 
     # Inside.
 
@@ -319,7 +328,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._num_phase_bytes = 0
 
     def _judge(self, method: bytes, version: str) -> None:
-        """Judge a complete head. Raises :class:`RefusedRequestError`."""
+        """Judge a complete head. Raises :class:`RejectedError`."""
         limits = self._limits
         if self._num_phase_bytes > limits.head_bytes:  # Else it cannot be too large.
             judge_size(self.url, self.headers, limits)
@@ -332,15 +341,15 @@ class EdgeProtocol(HttpToolsProtocol):
             limits=limits,
         )
 
-    def _refuse(self, refusal: RefusedRequestError) -> None:
+    def _reject(self, rejection: RejectedError) -> None:
         """Answer with an error, in turn where earlier requests are still being answered."""
-        self._on_refused(refusal.code)
+        self._on_rejected(rejection.code)
         answer = render(
-            refusal,
+            rejection,
             default_fields=self.server_state.default_headers,
             request_id=uuid.uuid4().hex,
         )
-        if self._phase is _Phase.BODY:  # The refused request has reached, or waits for, its turn.
+        if self._phase is _Phase.BODY:  # The rejected request has reached, or waits for, its turn.
             cycle = self.cycle
             cycle.disconnected = True
             cycle.message_event.set()
@@ -351,12 +360,12 @@ class EdgeProtocol(HttpToolsProtocol):
                 return
         earlier = self.answering
         if earlier is None or earlier.response_complete or earlier.disconnected:
-            self._write_refusal(answer)
+            self._write_rejection(answer)
         else:
-            self._pending_refusal = answer
+            self._pending_rejection = answer
             self._enter(_Phase.ANSWER)
 
-    def _write_refusal(self, answer: bytes) -> None:
+    def _write_rejection(self, answer: bytes) -> None:
         self.transport.write(answer)
         self._linger()
 

@@ -82,7 +82,7 @@ class EngineClient:
             timeout_s: Bound on opening a connection, exact.
 
         Raises:
-            ConnectError: Refused, unreachable, or not connected within ``timeout_s``.
+            ConnectError: Nobody listens, unreachable, or not connected within ``timeout_s``.
         """
         idle = self._idle.get(address)
         if idle:
@@ -175,7 +175,7 @@ def request_head(
     )
     if head.count(b"\n") != len(fields) + 4:
         raise ValueError(
-            "A header field contains a line end; drop the field or refuse the request."
+            "A header field contains a line end; drop the field or reject the request."
         )
     return head
 

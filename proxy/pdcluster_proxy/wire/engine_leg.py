@@ -156,7 +156,6 @@ class EngineLeg:
         write: Callable[[bytes], None],
         *,
         editor: EventEditor,
-        first_edit: EventEditor | None,
         frames_output: bool,
         idle_timeout_s: float,
     ) -> LegRelay:
@@ -165,7 +164,6 @@ class EngineLeg:
         Args:
             write: The client's side; called in the read callback.
             editor: Edits events with a mark.
-            first_edit: Edits the first event.
             frames_output: Whether ``write`` gets HTTP chunks or bare payload.
             idle_timeout_s: Longest silence of the engine.
         """
@@ -173,7 +171,6 @@ class EngineLeg:
             decoder=self._decoder,
             held=bytes(self._body),
             editor=editor,
-            first_edit=first_edit,
             frames_output=frames_output,
         )
         self._body = b""

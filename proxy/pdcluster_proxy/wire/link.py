@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from pdcluster_proxy.core.messages import (
     Drain,
-    LeaseEvent,
+    LeaseStep,
     Outcome,
     OutcomeKind,
     PoolSnapshot,
@@ -105,7 +105,7 @@ class CompanionLink:
             if outcome.kind is not OutcomeKind.SUCCEEDED:
                 self._flush_soon()
 
-    def lease(self, event: LeaseEvent) -> None:
+    def lease(self, event: LeaseStep) -> None:
         """Report one step of one lease."""
         self._pending.add_lease(event)
         if self._timer is None:

@@ -74,7 +74,7 @@ class WorkerPeer(asyncio.Protocol):
         )
         _, user, _ = _CREDENTIALS.unpack(raw)
         if user != os.getuid():
-            _LOG.warning("link.stranger.refused", extra={"uid": user})
+            _LOG.warning("link.stranger.rejected", extra={"uid": user})
             self._transport.abort()
             return
         self._has_joined = True

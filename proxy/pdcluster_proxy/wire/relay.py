@@ -23,7 +23,7 @@ from pdcluster_proxy.wire.engine_leg import HOLD_LIMIT_BYTES, EngineLeg
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import Message, Receive, Scope, Send
 
     from pdcluster_proxy.core.ports import EngineConnection, EventEditor
     from pdcluster_proxy.wire.leg_relay import LegRelay
@@ -39,9 +39,6 @@ __all__ = [
     "watch_client",
 ]
 
-FLUSH_S = 5.0
-"""How long a client may take to read the end of its stream; then its connection is closed."""
-
 RELAY_EXTENSION = "pdcluster.relay"
 """Key of the :class:`ClientPort` in ``scope["extensions"]``."""
 
@@ -52,6 +49,10 @@ class ClientPort(Protocol):
     @property
     def is_gone(self) -> bool:
         """The client has closed its connection, or is about to be closed."""
+
+    @property
+    def is_behind(self) -> bool:
+        """The client has yet to read much of what was written before."""
 
     @property
     def write(self) -> Callable[[bytes], None]:
@@ -70,7 +71,10 @@ class ClientPort(Protocol):
         """Do not call back any more."""
 
     def close(self) -> None:
-        """Flush what is written, then close without ending the response."""
+        """Flush what is written, for a short while, then close without ending the response."""
+
+    def abort(self) -> None:
+        """Close at once; what the client has not read is lost."""
 
     def take_body(self) -> bytes | None:
         """The request's whole body, where it is here already; else None."""
@@ -170,7 +174,7 @@ async def relay_stream(
     headers: list[tuple[bytes, bytes]],
     editor: EventEditor,
     idle_timeout_s: float,
-    first_edit: EventEditor | None = None,
+    flush_s: float,
 ) -> RelayEnd:
     """Start the response and relay the engine's whole event stream into it.
 
@@ -186,7 +190,7 @@ async def relay_stream(
         headers: For the client; without Content-Length.
         editor: Edits each event that contains one of ``EDIT_MARKS``.
         idle_timeout_s: Longest silence of the engine, in seconds.
-        first_edit: Edits the first event, whatever it contains.
+        flush_s: How long the client may take to read what it got before, in seconds.
 
     Returns:
         How it ended: failures of engine or client are outcomes, never exceptions.
@@ -194,12 +198,14 @@ async def relay_stream(
     if not isinstance(connection, EngineLeg):
         raise TypeError(f"Only connections of EngineClient can be relayed, not {connection!r}.")
     try:
-        await send({"type": "http.response.start", "status": status, "headers": headers})
         port, outbox = _client_port(scope), _Outbox()
+        start: Message = {"type": "http.response.start", "status": status, "headers": headers}
+        if not await _sent(send, start, port, flush_s):
+            connection.abort()
+            return _NEVER_BEGUN
         relay = connection.prepare_relay(
             outbox.write if port is None else port.write,
             editor=editor,
-            first_edit=first_edit,
             frames_output=port is not None,
             idle_timeout_s=idle_timeout_s,
         )
@@ -228,6 +234,7 @@ async def answer(
     status: int,
     headers: Sequence[tuple[bytes, bytes]],
     body: bytes,
+    flush_s: float,
 ) -> None:
     """Send a whole response: in one write where our own server serves the request.
 
@@ -237,14 +244,19 @@ async def answer(
         status: For the client.
         headers: For the client; with Content-Length.
         body: Its body.
+        flush_s: How long the client may take to read what it got before, in seconds.
     """
     port = _client_port(scope)
-    if port is None or not port.answer(status, headers, body):
-        await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+    if port is not None and port.answer(status, headers, body):
+        return
+    start: Message = {"type": "http.response.start", "status": status, "headers": list(headers)}
+    if await _sent(send, start, port, flush_s):
         await send({"type": "http.response.body", "body": body})
 
 
-async def end_stream(scope: Scope, send: Send, *, tail: bytes = b"", close: bool = False) -> None:
+async def end_stream(
+    scope: Scope, send: Send, *, tail: bytes = b"", close: bool = False, flush_s: float
+) -> None:
     """End a response that :func:`relay_stream` has left open.
 
     Args:
@@ -254,19 +266,46 @@ async def end_stream(scope: Scope, send: Send, *, tail: bytes = b"", close: bool
         close: The answer is not whole: close the client's connection without the end of the body,
             so that the truncation shows at every level. Where the server gives no hold on its
             connection, the body is ended and only ``tail`` and the missing terminator tell.
+        flush_s: How long the client may take to read what it has not read yet; then its connection
+            is cut, for it must not hold the exchange's place for ever.
     """
     port = _client_port(scope)
     is_last = not close or port is None
     try:
-        # A client that has stopped reading must not hold the exchange's place for ever.
-        async with asyncio.timeout(FLUSH_S):
+        async with asyncio.timeout(flush_s):
             if tail or is_last:
                 message = {"type": "http.response.body", "body": tail, "more_body": not is_last}
                 await send(message)
     except TimeoutError:
-        is_last = False
+        if port is not None:
+            port.abort()
+        return
     if not is_last and port is not None:
         port.close()
+
+
+async def _sent(send: Send, message: Message, port: ClientPort | None, flush_s: float) -> bool:
+    """Send the start of a response.
+
+    Returns:
+        False where the client did not read what it got before, for example of a pipelined request:
+        it is cut, for it must not hold the exchange's place for ever.
+    """
+    if port is None or not port.is_behind:
+        await send(message)
+        return True
+    try:
+        async with asyncio.timeout(flush_s):
+            await send(message)
+    except TimeoutError:
+        port.abort()
+        return False
+    return True
+
+
+_NEVER_BEGUN = RelayEnd(
+    outcome=RelayOutcome.CLIENT_GONE, reads=0, num_bytes=0, first_at=None, last_at=None
+)
 
 
 def _client_port(scope: Scope) -> ClientPort | None:

@@ -40,7 +40,7 @@ class EdgeServer(uvicorn.Server):
         app: What it serves; its lifespan is run.
         limits: The guard's bounds.
         grace_s: How long running requests may take to finish once it is stopped.
-        on_refused: Called with the code of each request refused below the application.
+        on_rejected: Called with the code of each request rejected below the application.
         hot: ASGI endpoints by path that POSTs reach directly: the application's own routing and
             error handling cost a tenth of a small request, and these endpoints need neither.
     """
@@ -51,11 +51,11 @@ class EdgeServer(uvicorn.Server):
         *,
         limits: EdgeLimits | None = None,
         grace_s: float = 30.0,
-        on_refused: Callable[[str], None] = lambda _code: None,
+        on_rejected: Callable[[str], None] = lambda _code: None,
         hot: Mapping[str, ASGIApp] = MappingProxyType({}),
     ) -> None:
         protocol: Any = functools.partial(  # uvicorn asks for a class but only calls it.
-            EdgeProtocol, limits=limits or EdgeLimits(), on_refused=on_refused, hot=hot
+            EdgeProtocol, limits=limits or EdgeLimits(), on_rejected=on_rejected, hot=hot
         )
         super().__init__(
             uvicorn.Config(

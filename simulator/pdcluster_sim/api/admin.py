@@ -14,7 +14,7 @@ import msgspec
 
 from pdcluster_sim.api.faults import Fault
 from pdcluster_sim.api.generating import error_response, json_response
-from pdcluster_sim.api.refusals import RequestRefusedError, bad_request
+from pdcluster_sim.api.rejections import RequestRejectedError, bad_request
 from pdcluster_sim.api.schemas import parse_body
 from pdcluster_sim.engine_thread import Stall
 
@@ -85,7 +85,7 @@ class AdminApi:
                 raise bad_request(f"block must be 0 to {num_blocks - 1}", param="block")
             if not 0 <= body.offset < self._handles.memory.block_bytes:
                 raise bad_request("offset is outside the block", param="offset")
-        except RequestRefusedError as error:
+        except RequestRejectedError as error:
             return error_response(error)
         self._handles.memory.spoil(body.block, body.offset)
         return json_response({})
@@ -94,7 +94,7 @@ class AdminApi:
         """``POST /sim/stall``: the engine's thread makes no call for a while."""
         try:
             body = parse_body(await request.body(), _StallRequest)
-        except RequestRefusedError as error:
+        except RequestRejectedError as error:
             return error_response(error)
         self._context.frontend.post(Stall(body.seconds))
         return json_response({})
@@ -106,7 +106,7 @@ class AdminApi:
             return json_response({})
         try:
             self._context.faults.add(parse_body(await request.body(), Fault))
-        except RequestRefusedError as error:
+        except RequestRejectedError as error:
             return error_response(error)
         return json_response({})
 
@@ -114,7 +114,7 @@ class AdminApi:
         """``POST /sim/end``: kill the process at once, or the side channel's listener."""
         try:
             body = parse_body(await request.body(), _EndRequest)
-        except RequestRefusedError as error:
+        except RequestRejectedError as error:
             return error_response(error)
         if body.what == "process":
             os.kill(os.getpid(), signal.SIGKILL)

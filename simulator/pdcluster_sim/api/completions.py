@@ -8,42 +8,24 @@ Source:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
+from typing_extensions import override
 
-from pdcluster_sim.api.generating import (
-    DONE,
-    Answer,
-    Delta,
-    EventStream,
-    collect,
-    deltas,
-    error_response,
-    json_response,
-    merged,
-    sse,
-    unless_gone,
-)
+from pdcluster_sim.api.endpoint import GeneratingEndpoint, Work
+from pdcluster_sim.api.generating import Answer, Delta
 from pdcluster_sim.api.logprobs import completion_logprobs
-from pdcluster_sim.api.refusals import RequestRefusedError, internal_error
 from pdcluster_sim.api.sampling import (
-    Sampling,
     check_model,
     completion_prompts,
     engine_requests,
     read_sampling,
 )
-from pdcluster_sim.api.schemas import CompletionRequest, parse_body
-from pdcluster_sim.api.usage import Usage
+from pdcluster_sim.api.schemas import CompletionRequest
 from pdcluster_sim.core.tokens import decode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from starlette.requests import Request
-    from starlette.responses import Response
 
     from pdcluster_lease.engine_params import RequestParams
     from pdcluster_sim.api.context import ApiContext
@@ -52,21 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["CompletionsApi"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Work:
-    """One request, checked and ready to run."""
-
-    api_id: str
-    created: int
-    model: str
-    body: CompletionRequest
-    sampling: Sampling
-    requests: tuple[EngineRequest, ...]
-    num_prompt_tokens: int
-    kv: RequestParams | None
-
-
-class CompletionsApi:
+class CompletionsApi(GeneratingEndpoint[CompletionRequest]):
     """The endpoint.
 
     Args:
@@ -74,36 +42,17 @@ class CompletionsApi:
     """
 
     def __init__(self, context: ApiContext) -> None:
-        self._context = context
+        super().__init__(
+            context,
+            body_type=CompletionRequest,
+            whole_object="text_completion",
+            chunk_object="text_completion",
+        )
 
-    async def __call__(self, request: Request) -> Response:
-        """Answer one request."""
-        try:
-            body = parse_body(await request.body(), CompletionRequest)
-        except RequestRefusedError as error:
-            return error_response(error)
-        kv = self._context.kv_of(body)
-        try:
-            work = self._prepare(request, body, kv)
-        except RequestRefusedError as error:
-            # Refused after parsing: nobody will read the blocks that came with it.
-            self._context.frontend.refuse_unread(kv)
-            return error_response(error)
-        if body.stream:
-            cut = self._context.faults.take("truncate-stream")
-            return EventStream(self._events(work), cut_after=None if cut is None else cut.chunks)
-        try:
-            answers = await unless_gone(
-                request, collect(self._run(work), num_answers=len(work.requests))
-            )
-        except RequestRefusedError as error:
-            return error_response(error)
-        # None: the client has left, so whatever is returned goes nowhere.
-        return json_response(None if answers is None else self._whole(work, answers))
-
+    @override
     def _prepare(
         self, request: Request, body: CompletionRequest, kv: RequestParams | None
-    ) -> _Work:
+    ) -> Work[CompletionRequest]:
         context, settings = self._context, self._context.settings
         check_model(body.model, settings.served_names)
         sampling = read_sampling(
@@ -123,7 +72,7 @@ class CompletionsApi:
                 kv=kv,
                 is_chat=False,
             )
-        return _Work(
+        return Work(
             api_id=api_id,
             created=context.created(),
             model=body.model or settings.served_names[0],
@@ -134,47 +83,16 @@ class CompletionsApi:
             kv=kv,
         )
 
-    def _run(self, work: _Work) -> AsyncGenerator[Delta, None]:
-        return merged(
-            [
-                deltas(self._context.frontend, each, work.sampling, index=index)
-                for index, each in enumerate(work.requests)
-            ]
-        )
-
-    # --- not streamed ---
-
-    def _whole(self, work: _Work, answers: list[Answer]) -> dict[str, object]:
-        usage = Usage(num_prompt=work.num_prompt_tokens)
-        for answer in answers:
-            usage.num_completion += len(answer.tokens)
-            assert answer.last is not None
-            self._context.account(usage, answer.last, work.kv)
-        first = answers[0].last
-        params = None if first is None else self._context.faults.spoil(first.params)
-        details = self._context.settings.prompt_tokens_details
-        return {
-            "id": work.api_id,
-            "object": "text_completion",
-            "created": work.created,
-            "model": work.model,
-            "choices": [self._choice(work, index, each) for index, each in enumerate(answers)],
-            "service_tier": None,
-            "system_fingerprint": self._context.fingerprint,
-            "usage": usage.whole(details=details),
-            "kv_transfer_params": params,
-            "ec_transfer_params": None,
-            "metrics": None,
-        }
-
-    def _choice(self, work: _Work, index: int, answer: Answer) -> dict[str, object]:
+    @override
+    def _choice(
+        self, work: Work[CompletionRequest], index: int, answer: Answer
+    ) -> dict[str, object]:
         body, prompt = work.body, work.requests[index].prompt
-        failed = self._context.faults.take("finish-error") is not None
         return {
             "index": index,
             "text": (decode(prompt) if body.echo else "") + answer.text,
             "logprobs": completion_logprobs(answer.tokens, num_top=body.logprobs),
-            "finish_reason": "error" if failed else answer.finish_reason,
+            "finish_reason": self._finish_reason(answer),
             "stop_reason": answer.stop_reason,
             "token_ids": answer.tokens if body.return_token_ids else None,
             "prompt_logprobs": None,
@@ -182,45 +100,8 @@ class CompletionsApi:
             "routed_experts": None,
         }
 
-    # --- streamed ---
-
-    async def _events(self, work: _Work) -> AsyncGenerator[bytes, None]:
-        usage = Usage(num_prompt=work.num_prompt_tokens)
-        options = work.body.stream_options
-        wants_usage = options is not None and options.wants_usage
-        left = len(work.requests)
-        try:
-            async for delta in self._run(work):
-                usage.num_completion += len(delta.tokens)
-                self._context.account(usage, delta.output, work.kv)
-                left -= delta.finish_reason is not None
-                chunk = self._chunk(work, [self._chunk_choice(work, delta)])
-                if options is not None and options.wants_continuous_usage:
-                    chunk["usage"] = usage.counts()
-                if not left and not wants_usage:
-                    chunk["system_fingerprint"] = self._context.fingerprint
-                yield sse(chunk)
-        except RequestRefusedError:
-            yield b"data: " + msgspec.json.encode(internal_error().body()) + b"\n\n"
-        else:
-            if wants_usage:
-                details = self._context.settings.prompt_tokens_details
-                chunk = self._chunk(work, [])
-                chunk["usage"] = usage.streamed(details=details)
-                chunk["system_fingerprint"] = self._context.fingerprint
-                yield sse(chunk)
-        yield DONE
-
-    def _chunk(self, work: _Work, choices: list[dict[str, object]]) -> dict[str, object]:
-        return {
-            "id": work.api_id,
-            "object": "text_completion",
-            "created": work.created,
-            "model": work.model,
-            "choices": choices,
-        }
-
-    def _chunk_choice(self, work: _Work, delta: Delta) -> dict[str, object]:
+    @override
+    def _chunk_choice(self, work: Work[CompletionRequest], delta: Delta) -> dict[str, object]:
         body, prompt = work.body, work.requests[delta.index].prompt
         echo = decode(prompt) if body.echo and delta.output.is_first else ""
         shows_prompt = body.return_token_ids and delta.output.is_first

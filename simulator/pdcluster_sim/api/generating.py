@@ -16,7 +16,7 @@ import msgspec
 from starlette.responses import Response
 from typing_extensions import override
 
-from pdcluster_sim.api.refusals import RequestRefusedError, internal_error
+from pdcluster_sim.api.rejections import RequestRejectedError, internal_error
 from pdcluster_sim.core.messages import EngineRequest, FinishReason
 from pdcluster_sim.core.text import TextBuffer
 from pdcluster_sim.errors import EngineDeadError
@@ -91,7 +91,7 @@ async def deltas(
     """Run one engine request and yield its news, stop strings honoured.
 
     Raises:
-        RequestRefusedError: The engine failed the request, or has ended: status 500.
+        RequestRejectedError: The engine failed the request, or has ended: status 500.
     """
     buffer = TextBuffer(
         sampling.stops, include_stop=sampling.include_stop, skip_special=sampling.skip_special
@@ -165,7 +165,7 @@ async def _pump(
         async with aclosing(stream) as source:
             async for delta in source:
                 queue.put_nowait(delta)
-    except RequestRefusedError as error:
+    except RequestRejectedError as error:
         queue.put_nowait(error)
     else:
         queue.put_nowait(None)
@@ -257,7 +257,7 @@ def json_response(content: object, *, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
-def error_response(error: RequestRefusedError) -> Response:
+def error_response(error: RequestRejectedError) -> Response:
     """Spell one error answer."""
     return json_response(error.body(), status=error.status)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from starlette.responses import Response
 
 from pdcluster_sim.api.generating import error_response, json_response
-from pdcluster_sim.api.refusals import RequestRefusedError, not_validated
+from pdcluster_sim.api.rejections import RequestRejectedError, not_validated
 from pdcluster_sim.api.sampling import check_model, message_tokens
 from pdcluster_sim.api.schemas import DetokenizeRequest, TokenizeRequest, parse_body
 from pdcluster_sim.core.tokens import VOCABULARY_SIZE, decode, encode, token_bytes
@@ -98,7 +98,7 @@ class PlainApi:
                 return error_response(
                     not_validated("Field required", kind="missing", location="body.prompt")
                 )
-        except RequestRefusedError as error:
+        except RequestRejectedError as error:
             return error_response(error)
         strings = [token_bytes(token).decode(errors="replace") for token in tokens]
         return json_response(
@@ -115,7 +115,7 @@ class PlainApi:
         try:
             body = parse_body(await request.body(), DetokenizeRequest)
             check_model(body.model, self._context.settings.served_names)
-        except RequestRefusedError as error:
+        except RequestRejectedError as error:
             return error_response(error)
         known = [token for token in body.tokens if token < VOCABULARY_SIZE]
         return json_response({"prompt": decode(known, skip_special=False)})

@@ -1,6 +1,7 @@
 """From a request body to engine requests: vLLM's checks, in vLLM's words.
 
-Pure. What is refused here was parsed, so a remote lease that came with it must be released.
+Pure. What is rejected here was parsed, so a remote lease that came with it must be released; only
+:func:`check_stream_options` belongs to the parsing.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from pdcluster_sim.api.refusals import bad_request, unknown_model
+import msgspec
+
+from pdcluster_sim.api.rejections import bad_request, unknown_model
 from pdcluster_sim.core.messages import EngineRequest
 from pdcluster_sim.core.tokens import VOCABULARY_SIZE, chat_prompt, encode
 
@@ -22,6 +25,7 @@ __all__ = [
     "Sampling",
     "chat_tokens",
     "check_model",
+    "check_stream_options",
     "completion_prompts",
     "engine_requests",
     "read_sampling",
@@ -60,9 +64,22 @@ class Sampling:
 
 
 def check_model(model: str | None, served: tuple[str, ...]) -> None:
-    """Refuse a model that is not served here; none at all means the one there is."""
+    """Reject a model that is not served here; none at all means the one there is."""
     if model and model not in served:
         raise unknown_model(model, served)
+
+
+def check_stream_options(body: SamplingFields) -> None:
+    """Check that ``stream_options`` come with a stream; vLLM does so while it parses.
+
+    Raises:
+        RequestRejectedError: They don't, status 400.
+    """
+    if body.stream_options is not None and not body.stream_options.is_empty and not body.stream:
+        raise bad_request(
+            "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
+            param="stream_options",
+        )
 
 
 def read_sampling(body: SamplingFields, *, max_tokens: int | None, max_model_len: int) -> Sampling:
@@ -74,13 +91,8 @@ def read_sampling(body: SamplingFields, *, max_tokens: int | None, max_model_len
         max_model_len: Most tokens of a prompt and its answer.
 
     Raises:
-        RequestRefusedError: A value is out of range, status 400.
+        RequestRejectedError: A value is out of range, status 400.
     """
-    if body.stream_options is not None and not body.stream_options.is_empty and not body.stream:
-        raise bad_request(
-            "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
-            param="stream_options",
-        )
     num_choices = 1 if body.n is None else body.n
     temperature = 1.0 if body.temperature is None else body.temperature
     if temperature < 0:
@@ -149,7 +161,7 @@ def completion_prompts(body: CompletionRequest) -> tuple[tuple[int, ...], ...]:
     """Return the token ids of every prompt of a completion request.
 
     Raises:
-        RequestRefusedError: None, an empty one, or not what a prompt may be, status 400.
+        RequestRejectedError: None, an empty one, or not what a prompt may be, status 400.
     """
     given = body.prompt
     if not given:
@@ -181,10 +193,16 @@ def chat_tokens(body: ChatRequest) -> tuple[int, ...]:
     """Return the token ids of a conversation, by the one chat template there is.
 
     Raises:
-        RequestRefusedError: No message, or one that is not text, status 400.
+        RequestRejectedError: No message, or one that is not text, status 400.
     """
+    tools: list[dict[str, object]] = []
+    if body.tools:
+        # Most templates put them before everything else, whatever ``tool_choice`` says.
+        spelt = msgspec.json.encode(body.tools).decode()
+        tools.append({"role": "tools", "content": spelt})
     return message_tokens(
-        body.messages, generate=body.add_generation_prompt and not body.continue_final_message
+        [*tools, *body.messages] if body.messages else (),
+        generate=body.add_generation_prompt and not body.continue_final_message,
     )
 
 
@@ -233,7 +251,7 @@ def engine_requests(
     """Return one engine request per choice.
 
     Raises:
-        RequestRefusedError: The prompt, or prompt and answer, are longer than the model allows.
+        RequestRejectedError: The prompt, or prompt and answer, are longer than the model allows.
     """
     room = max_model_len - len(prompt)
     if room < 1:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import Meta
 
-from pdcluster_sim.api.refusals import RequestRefusedError, not_validated
+from pdcluster_sim.api.rejections import RequestRejectedError, not_validated
 
 __all__ = [
     "ChatRequest",
@@ -91,6 +91,8 @@ class ChatRequest(SamplingFields, kw_only=True):
     top_logprobs: int | None = 0
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    tools: list[dict[str, Any]] | None = None  # kept as sent: they become part of the prompt
+    tool_choice: Any = msgspec.UNSET  # a word or an object; absent is not null
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -118,7 +120,7 @@ def parse_body(raw: bytes, kind: type[_Body]) -> _Body:
     """Read a request body.
 
     Raises:
-        RequestRefusedError: Not JSON, not an object, or a field without its type: status 400, and
+        RequestRejectedError: Not JSON, not an object, or a field without its type: status 400, and
             ``param`` says where.
     """
     try:
@@ -131,7 +133,7 @@ def parse_body(raw: bytes, kind: type[_Body]) -> _Body:
         ) from error
 
 
-def _shape_fault(raw: bytes, kind: type[_Body]) -> RequestRefusedError:
+def _shape_fault(raw: bytes, kind: type[_Body]) -> RequestRejectedError:
     """Find the first field without its type; only run once something is known to be wrong."""
     try:
         given = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])

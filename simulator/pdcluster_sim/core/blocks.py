@@ -89,11 +89,6 @@ class BlockPool:
                 del self._users[block]
                 self._free[block] = None
 
-    def forget_prefixes(self) -> None:
-        """Empty the prefix cache; blocks in use stay in use."""
-        self._by_hash.clear()
-        self._hash_of.clear()
-
     def _allocate(self) -> int:
         block, _ = self._free.popitem(last=False)
         name = self._hash_of.pop(block, None)

@@ -69,7 +69,7 @@ class Compatibility:
     def metadata_fault(self, metadata: AgentMetadata, *, expected: EngineId) -> str | None:
         """Say why a peer cannot be read from, or None.
 
-        A peer with another block size is refused here. vLLM's CPU build lets it pass and then
+        A peer with another block size is rejected here. vLLM's CPU build lets it pass and then
         answers with wrong tokens; nobody gains from simulating that.
         """
         if metadata.engine_id != expected:

@@ -23,7 +23,7 @@ from pdcluster_sim.core.messages import (
     PeerLost,
     ReadArrived,
     ReadBroke,
-    RefuseUnread,
+    RejectUnread,
     Submit,
 )
 from pdcluster_sim.core.results import (
@@ -126,7 +126,7 @@ class EngineCore:
                 self._submit(event, now=now)
             case Cancel():
                 self._cancel(event.request_id, now=now)
-            case RefuseUnread():
+            case RejectUnread():
                 self._connector.release_unread(event.kv)
             case HandshakeSucceeded():
                 self._connector.shook_hands(event)
@@ -262,6 +262,10 @@ class EngineCore:
     def _begin(self, *, now: float) -> None:
         planned = self._scheduler.plan(now=now)
         self._notices += planned.notices
+        if planned.has_preempted and not planned.work:
+            # The last one that ran gave its blocks up, so others may start: nobody else would look.
+            planned = self._scheduler.plan(now=now)
+            self._notices += planned.notices
         # Without work nobody has to look again soon: what is missing is blocks, and those come
         # back by a lease's end, a notification or a read, each of which wakes the engine.
         if planned.work:

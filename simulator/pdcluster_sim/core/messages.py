@@ -29,7 +29,7 @@ __all__ = [
     "PeerLost",
     "ReadArrived",
     "ReadBroke",
-    "RefuseUnread",
+    "RejectUnread",
     "SendNote",
     "ShakeHands",
     "StartRead",
@@ -91,8 +91,8 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class RefuseUnread:
-    """A request with a remote lease was refused before it was submitted: release it unread."""
+class RejectUnread:
+    """A request with a remote lease was rejected before it was submitted: release it unread."""
 
     kv: RequestParams
 
@@ -140,7 +140,7 @@ class ReadBroke:
 Input: TypeAlias = (
     Submit
     | Cancel
-    | RefuseUnread
+    | RejectUnread
     | HandshakeSucceeded
     | HandshakeFailed
     | PeerLost

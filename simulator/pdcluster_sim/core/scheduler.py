@@ -2,7 +2,8 @@
 
 Pure. First come, first served, in the order of vLLM: running sequences first, then waiting ones
 while there is room in the batch, in the token budget and in the block pool. A sequence that reads a
-peer's blocks waits beside the queue and does not count as running. Where a running sequence needs a
+peer's blocks waits beside the queue and does not count as running; once they have arrived it goes
+before those that still need blocks. Where a running sequence needs a
 block and none is free, the last one that started gives its blocks up and waits again.
 
 Source:
@@ -52,10 +53,17 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One step's batch, and what happened while it was put together."""
+    """One step's batch, and what happened while it was put together.
+
+    Attributes:
+        work: What each sequence does; empty where none can do anything.
+        notices: To count and log.
+        has_preempted: A running sequence gave its blocks up, so no waiting one was looked at.
+    """
 
     work: tuple[Work, ...]
     notices: tuple[Notice, ...]
+    has_preempted: bool
 
     @property
     def num_prefill_tokens(self) -> int:
@@ -141,9 +149,10 @@ class Scheduler:
         notices: list[Notice] = []
         budget = self._limits.max_num_batched_tokens
         work, budget = self._plan_running(budget, notices)
-        if not any(isinstance(notice, Preempted) for notice in notices):
+        has_preempted = bool(notices)
+        if not has_preempted:
             work += self._plan_waiting(budget, notices, now=now)
-        return Planned(tuple(work), tuple(notices))
+        return Planned(tuple(work), tuple(notices), has_preempted)
 
     def _plan_running(self, budget: int, notices: list[Notice]) -> tuple[list[Work], int]:
         work: list[Work] = []
@@ -166,6 +175,11 @@ class Scheduler:
     def _plan_waiting(self, budget: int, notices: list[Notice], *, now: float) -> list[Work]:
         work: list[Work] = []
         skipped: list[Sequence] = []
+        # Whoever holds blocks goes first: behind one that waits for blocks it would keep them from
+        # it for ever. The sort is stable, so the order is the queue's otherwise.
+        self._waiting = deque(
+            sorted(self._waiting, key=lambda each: each.state is not SequenceState.RECEIVED)
+        )
         while self._waiting and budget and len(self._running) < self._limits.max_num_seqs:
             sequence = self._waiting.popleft()
             if sequence.state is SequenceState.READING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -58,12 +59,12 @@ def test_help_names_the_verbs_and_the_exit_codes(pdcluster: Run) -> None:
     assert ended.returncode == 0
     for verb in ("version", "render", "explain-lease", "up"):
         assert verb in ended.stdout
-    assert "4 timed out" in " ".join(ended.stdout.split())
+    assert "4 it took longer than it may" in " ".join(ended.stdout.split())
 
 
 @pytest.mark.parametrize("verb", ["render", "explain-lease", "up"])
 def test_each_verbs_help_names_the_exit_codes(pdcluster: Run, verb: str) -> None:
-    assert "2 wrong use" in " ".join(pdcluster(verb, "--help").stdout.split())
+    assert "2 a word, the file or the machine" in " ".join(pdcluster(verb, "--help").stdout.split())
 
 
 def test_render_and_explain_print_text_and_json(
@@ -76,6 +77,18 @@ def test_render_and_explain_print_text_and_json(
     assert pdcluster("explain-lease", "-f", path).stdout.startswith("keeper: absent\n")
     explained = json.loads(pdcluster("explain-lease", "-f", path, "--output", "json").stdout)
     assert explained["keeper"] == "absent"
+
+
+@pytest.mark.parametrize(
+    "example", sorted((ROOT / "examples").glob("*/pdcluster.yaml")), ids=lambda p: p.parent.name
+)
+def test_every_example_can_be_rendered_and_explained(pdcluster: Run, example: Path) -> None:
+    for verb in ("render", "explain-lease"):
+        ended = pdcluster(verb, "-f", str(example))
+        assert (ended.returncode, ended.stderr) == (0, "")
+        assert "BROKEN" not in ended.stdout
+    engines = json.loads(pdcluster("render", "-f", str(example), "-o", "json").stdout)["engines"]
+    assert set(engines) == {"prefill", "decode"}
 
 
 BAD_FILES: dict[str, tuple[Any, str]] = {
@@ -98,7 +111,7 @@ BAD_FILES: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("content", "told"), BAD_FILES.values(), ids=BAD_FILES)
-def test_a_bad_file_is_refused_with_a_clear_error(
+def test_a_bad_file_is_rejected_with_a_clear_error(
     pdcluster: Run, file: Callable[[object], str], content: object, told: str
 ) -> None:
     ended = pdcluster("render", "-f", file(content))
@@ -110,7 +123,7 @@ def test_a_bad_file_is_refused_with_a_clear_error(
 
 @pytest.mark.parametrize("verb", ["explain-lease", "up"])
 @pytest.mark.parametrize("bad", ["unknown field", "no time for a hand-off"])
-def test_every_verb_refuses_a_bad_file(
+def test_every_verb_rejects_a_bad_file(
     pdcluster: Run, file: Callable[[object], str], verb: str, bad: str
 ) -> None:
     content, told = BAD_FILES[bad]
@@ -120,7 +133,7 @@ def test_every_verb_refuses_a_bad_file(
     assert "Traceback" not in ended.stderr + ended.stdout
 
 
-def test_a_missing_file_is_refused(pdcluster: Run) -> None:
+def test_a_missing_file_is_rejected(pdcluster: Run) -> None:
     ended = pdcluster("up", "-f", "/no/such/file.yaml")
     assert (ended.returncode, ended.stderr) == (
         2,
@@ -147,7 +160,7 @@ def test_wrong_words_are_wrong_use(pdcluster: Run, words: tuple[str, ...]) -> No
 
 
 @pytest.mark.parametrize("flag", ["--port", "--admin-port"])
-def test_a_taken_port_is_refused_before_anything_starts(
+def test_a_taken_port_is_rejected_before_anything_starts(
     pdcluster: Run, tmp_path: Path, flag: str
 ) -> None:
     with socket.socket() as listening:
@@ -156,9 +169,55 @@ def test_a_taken_port_is_refused_before_anything_starts(
         port = str(listening.getsockname()[1])
         ended = pdcluster("up", flag, port)
     assert ended.returncode == 2
-    assert f"cannot use 127.0.0.1:{port}" in ended.stderr
-    assert f"Choose another with {flag}." in ended.stderr
+    assert f"{flag}: {port}: another program listens there at 127.0.0.1" in ended.stderr
     assert not (tmp_path / ".local").exists()
+
+
+def test_every_taken_port_is_told_at_once_with_its_field(
+    pdcluster: Run, file: Callable[[object], str], free_port: int
+) -> None:
+    with socket.socket() as clients, socket.socket() as everywhere:
+        clients.bind(("127.0.0.1", free_port))
+        clients.listen(1)
+        everywhere.bind(("0.0.0.0", free_port + 1))
+        everywhere.listen(1)
+        path = file(resource(engine=ENGINE | {"port": free_port + 1}))
+        words = (f"--port={free_port}", f"--admin-port={free_port + 1}")
+        ended = pdcluster("up", "-f", path, *words)
+    assert ended.returncode == 2
+    first, *told = ended.stderr.splitlines()
+    assert first == "Error: several ports cannot be used:"
+    assert [line.split(":")[0].strip() for line in told] == [
+        "--port",
+        "--admin-port",
+        "spec.engine.port",
+    ]
+    assert all("choose another for" in line for line in told)
+
+
+def test_one_port_for_two_purposes_is_rejected(pdcluster: Run, free_port: int) -> None:
+    ended = pdcluster("up", f"--port={free_port}", f"--admin-port={free_port}")
+    assert ended.returncode == 2
+    assert f"--admin-port: {free_port}: --port has it already" in ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_before_anything_runs_has_its_documented_code(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    fifo = tmp_path / "my.yaml"
+    os.mkfifo(fifo)
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "pdcluster_cli.main", "up", "-f", str(fifo)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+    )
+    # Opening succeeds when the command reads its file, which it does before it starts anything.
+    with fifo.open("w"):
+        process.send_signal(number)
+        _, told = process.communicate(timeout=60)
+    assert (process.returncode, told) == (130, "Interrupted; nothing was started.\n")
 
 
 def test_vllm_that_is_not_there_names_the_remedy(pdcluster: Run) -> None:

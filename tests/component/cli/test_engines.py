@@ -20,12 +20,13 @@ def settings(tmp_path: Path) -> Settings:
 
 def point(settings: Settings, **content: object) -> None:
     text = json.dumps(content)
-    (settings.cache_dir / VLLM_POINTER).write_text(text, encoding="utf-8")
+    Path(settings.cache_dir, VLLM_POINTER).write_text(text, encoding="utf-8")
 
 
 def test_the_simulator_is_the_same_installations(settings: Settings) -> None:
     source = find_simulator(settings)
     assert source.command == (sys.executable, "-P", "-m", "pdcluster_sim", "serve")
+    assert source.args == ("--disable-uvicorn-access-log",)
     assert source.cwd is None
 
 
@@ -48,6 +49,7 @@ def test_vllm_is_found_where_the_pointer_says(settings: Settings) -> None:
     )
     source = find_vllm(settings, cluster())
     assert source.command == (sys.executable, "serve")
+    assert source.args == ("--disable-access-log-for-endpoints", "/health,/metrics")
     assert source.cwd == "/models"
     env = dict(source.env)
     assert (env["OMP_NUM_THREADS"], env["UCX_TLS"]) == ("1", "tcp")
@@ -56,14 +58,16 @@ def test_vllm_is_found_where_the_pointer_says(settings: Settings) -> None:
 def test_the_resources_own_command_wins(settings: Settings) -> None:
     point(settings, command=[sys.executable], env={})
     named = cluster(engine=ENGINE | {"command": ["my-vllm", "serve"]})
-    assert find_vllm(settings, named).command == ("my-vllm", "serve")
+    source = find_vllm(settings, named)
+    assert source.command == ("my-vllm", "serve")
+    assert source.args == ("--disable-access-log-for-endpoints", "/health,/metrics")
 
 
 def test_without_vllm_the_error_names_the_remedy(settings: Settings) -> None:
     with pytest.raises(EngineMissingError, match="make vllm-env") as caught:
         find_vllm(settings, cluster())
     assert caught.value.exit_code is ExitCode.WRONG_USE
-    assert str(settings.cache_dir) in str(caught.value)
+    assert settings.cache_dir in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +89,6 @@ def test_a_pointer_that_leads_nowhere_is_an_error(
 
 
 def test_a_pointer_that_is_no_json_is_an_error(settings: Settings) -> None:
-    (settings.cache_dir / VLLM_POINTER).write_text("{", encoding="utf-8")
+    Path(settings.cache_dir, VLLM_POINTER).write_text("{", encoding="utf-8")
     with pytest.raises(EngineMissingError, match="cannot be used"):
         find_vllm(settings, cluster())

@@ -59,6 +59,16 @@ time.sleep(600)
 """
 
 
+# As vLLM makes them: named by the system, with a tracker process beside the program.
+BLOCK = """
+import sys, time
+from multiprocessing import shared_memory
+block = shared_memory.SharedMemory(create=True, size=1 << 20)
+print(block.name, file=open(sys.argv[1], "w"), flush=True)
+time.sleep(600)
+"""
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     guards: list[subprocess.Popen[bytes]] = []
@@ -186,6 +196,54 @@ def test_files_in_shared_memory_go_with_the_tree(
     guard.wait(20)
     assert not Path(shared_name).exists()
     assert not (tmp_path / "record.txt").exists()
+
+
+def shared_path(tmp_path: Path, until: Until) -> Path:
+    """Return the file of a running ``BLOCK`` once the guard has noted it."""
+    note = tmp_path / "name.txt"
+    until(lambda: note.exists() and note.read_text().endswith("\n"))
+    path = Path("/dev/shm") / note.read_text().strip()
+    assert path.stat().st_size == 1 << 20
+    # Well before the guard's next look by itself: the kernel has told it.
+    until(lambda: str(path) in read_record(tmp_path / "record.txt"), within_s=3.0)
+    return path
+
+
+def test_shared_memory_of_a_tree_that_is_killed_as_a_whole_is_removed(
+    start: Start, tmp_path: Path, until: Until
+) -> None:
+    guard = start(BLOCK, str(tmp_path / "name.txt"))
+    path = shared_path(tmp_path, until)
+    # The tracker of the program's shared memory too, which would remove it.
+    for process in below(guard):
+        process.kill()
+    assert guard.wait(20) == 128 + signal.SIGKILL
+    assert not path.exists()
+
+
+def test_shared_memory_goes_with_the_guards_parent(tmp_path: Path, until: Until) -> None:
+    program = BLOCK.replace("sys.argv[1]", repr(str(tmp_path / "name.txt")))
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, program, str(tmp_path / "record.txt")])
+    path = shared_path(tmp_path, until)
+    parent.kill()
+    parent.wait(20)
+    until(lambda: not path.exists())
+
+
+def test_a_guards_scratch_folder_goes_with_the_tree(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    program = f"import socket; socket.socket(socket.AF_UNIX).bind({str(scratch / 'x')!r})"
+    argv = guard_argv(
+        (sys.executable, "-c", program),
+        mark="m",
+        record=tmp_path / "record.txt",
+        grace_s=1,
+        parent=os.getpid(),
+        scratch=scratch,
+    )
+    assert subprocess.run(argv, timeout=20, check=False).returncode == 0
+    assert not scratch.exists()
 
 
 def test_a_file_that_another_process_still_maps_stays(

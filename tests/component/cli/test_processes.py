@@ -2,14 +2,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
+import subprocess
 import sys
+import tempfile
+import uuid
 from pathlib import Path
 
+import psutil
 import pytest
 
+from pdcluster_cli.guard import read_record
 from pdcluster_cli.process_tree import adopt_orphans
-from pdcluster_cli.up.processes import Launcher, Running
+from pdcluster_cli.up.processes import RPC_VARIABLE, Launcher, Running, scratch_of
+from pdcluster_cli.up.run_folders import make_run_dir
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -115,6 +122,117 @@ async def test_so_does_one_whose_hang_ups_are_ignored_as_under_nohup(launcher: L
     running.kill()
     async with asyncio.timeout(20):
         assert await running.ended() > 128
+
+
+ENGINE = """
+import os, socket, subprocess, sys, time, uuid
+from multiprocessing import shared_memory
+folder, note = os.environ["VLLM_RPC_BASE_PATH"], sys.argv[1]
+block = shared_memory.SharedMemory(create=True, size=1 << 20)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(f"{folder}/{uuid.uuid4()}")
+sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
+child = subprocess.Popen(sleeper, start_new_session=True)
+with open(note + ".new", "w") as file:
+    print(block.name, folder, child.pid, file=file)
+os.rename(note + ".new", note)
+time.sleep(600)
+"""
+"""Leaves what a real engine leaves when it is killed: shared memory, a socket, a process."""
+
+
+async def engine_on(run_dir: Path) -> tuple[Running, Path, Path, psutil.Process]:
+    """Launch ``ENGINE``; return it, its file in shared memory, its folder, its process."""
+    launcher = Launcher(run_dir=run_dir, environ=os.environ)
+    note = run_dir / "note.txt"
+    running = await launcher.launch(
+        "engine",
+        (sys.executable, "-c", ENGINE, str(note)),
+        env={},
+        cwd=None,
+        grace_s=5.0,
+        has_sockets=True,
+    )
+    async with asyncio.timeout(20):
+        while not note.exists():  # noqa: ASYNC110 - another process writes it
+            await asyncio.sleep(0.02)
+        name, folder, pid = note.read_text().split()
+        block = Path("/dev/shm", name)
+        while str(block) not in read_record(running.record):  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.02)
+    sockets = Path(folder)
+    assert len(list(sockets.iterdir())) == 1  # noqa: ASYNC240 - a small folder
+    return running, block, sockets, psutil.Process(int(pid))
+
+
+def exist(*paths: Path) -> list[Path]:
+    return [path for path in paths if path.exists()]
+
+
+async def test_nothing_of_an_engine_is_left_when_its_guard_is_killed(tmp_path: Path) -> None:
+    adopt_orphans()
+    try:
+        running, block, sockets, process = await engine_on(tmp_path)
+        running.guard.kill()
+        assert await running.ended() == 137
+        assert exist(block, sockets, running.record) == []
+        assert not process.is_running()
+    finally:
+        adopt_orphans(adopt=False)
+
+
+async def test_nothing_of_an_engine_is_left_when_its_whole_tree_is_killed(tmp_path: Path) -> None:
+    running, block, sockets, process = await engine_on(tmp_path)
+    for one in psutil.Process(running.pid).children(recursive=True):
+        one.kill()
+    assert await running.ended() == 137
+    assert exist(block, sockets, running.record) == []
+    assert not process.is_running()
+
+
+async def test_what_is_left_when_all_is_killed_at_once_goes_with_the_next_run(
+    tmp_path: Path,
+) -> None:
+    gone = subprocess.Popen(["true"])  # noqa: ASYNC220 - ends at once; gives a pid that is gone
+    gone.wait()
+    killed = tmp_path / "runs" / f"20260101-000000-qwen-{gone.pid}"
+    (killed / "logs").mkdir(parents=True)
+    running, block, sockets, process = await engine_on(killed)
+    guard = psutil.Process(running.pid)
+    tree = [one for one in guard.children(recursive=True) if one.pid != process.pid]
+    guard.suspend()
+    for one in (*tree, guard):
+        one.kill()
+    await running.guard.wait()
+    assert exist(block, sockets, running.record) == [block, sockets, running.record]
+    await asyncio.to_thread(make_run_dir, tmp_path, "qwen")
+    assert exist(block, sockets, running.record) == []
+    assert psutil.wait_procs([process], timeout=20)[1] == []
+    assert exist(killed / "logs") == [killed / "logs"]
+
+
+async def test_an_engine_keeps_the_folder_for_sockets_that_it_was_given(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    running = await launcher.launch(
+        "engine",
+        (sys.executable, "-c", f"import os; print(os.environ[{RPC_VARIABLE!r}])"),
+        env={RPC_VARIABLE: str(tmp_path)},
+        cwd=None,
+        grace_s=5.0,
+        has_sockets=True,
+    )
+    assert await running.ended() == 0
+    assert running.tail(1) == (str(tmp_path),)
+    assert tmp_path.exists()  # noqa: ASYNC240 - a look
+
+
+@pytest.mark.parametrize("temporary", ["/tmp", "/var/tmp", "/" + "x" * 48, "/" + "x" * 200])
+def test_a_path_of_a_socket_always_fits(temporary: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", temporary)
+    folder = scratch_of(secrets.token_hex(8))
+    assert len(f"{folder}/{uuid.uuid4()}") <= 107
+    assert str(folder.parent) == (temporary if len(temporary) < 50 else "/tmp")
 
 
 async def test_after_a_killed_guard_its_tree_is_gone_when_its_end_is_told(

@@ -5,12 +5,13 @@ from pathlib import Path
 
 from tests.support.resources import cluster
 
-from pdcluster_cli.up.command import _make_run_dir, _opening, example_file
+from pdcluster_cli.up.command import _opening, example_file
+from pdcluster_cli.up.run_folders import make_run_dir
 from pdcluster_cli.up.wishes import EngineSource
 
 
 def test_each_run_has_a_folder_of_its_own(tmp_path: Path) -> None:
-    folder = _make_run_dir(tmp_path, "qwen")
+    folder = make_run_dir(tmp_path, "qwen")
     assert folder.is_dir()
     assert folder.parent == tmp_path / "runs"
     assert folder.name.endswith(f"-qwen-{os.getpid()}")
@@ -22,7 +23,7 @@ def test_old_runs_are_removed_and_living_ones_are_not(tmp_path: Path) -> None:
     living = runs / f"20190101-000000-qwen-{os.getppid()}"
     for folder in (*dead, living):
         (folder / "logs").mkdir(parents=True)
-    mine = _make_run_dir(tmp_path, "qwen")
+    mine = make_run_dir(tmp_path, "qwen")
     left = set(runs.iterdir())
     assert {mine, living} <= left
     assert left - {mine, living} == set(dead[-9:])

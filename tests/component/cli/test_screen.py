@@ -3,11 +3,11 @@ from __future__ import annotations
 import io
 
 from rich.console import Console
-from tests.support.fleets import fleet, member
+from tests.support.snapshots import member, snapshot
 
-from pdcluster_cli.up.fleet import Kind
 from pdcluster_cli.up.lifecycle import Phase
 from pdcluster_cli.up.screen import Screen
+from pdcluster_cli.up.snapshot import Kind
 
 
 class Clock:
@@ -31,11 +31,11 @@ def drawn(*, terminal: bool) -> tuple[Screen, Clock, io.StringIO]:
 def test_without_a_terminal_each_change_is_one_line() -> None:
     screen, clock, output = drawn(terminal=False)
     with screen:
-        screen.changed(fleet(member(phase=Phase.STARTING)))
-        screen.changed(fleet(member(phase=Phase.STARTING)))
+        screen.changed(snapshot(member(phase=Phase.STARTING)))
+        screen.changed(snapshot(member(phase=Phase.STARTING)))
         clock.now += 2.5
-        screen.changed(fleet(member(phase=Phase.READY), member(Kind.DECODE, Phase.LOADING)))
-        screen.changed(fleet(member(Kind.DECODE, Phase.LOADING)))
+        screen.changed(snapshot(member(phase=Phase.READY), member(Kind.DECODE, Phase.LOADING)))
+        screen.changed(snapshot(member(Kind.DECODE, Phase.LOADING)))
     assert output.getvalue().splitlines() == [
         "   0.0 s  prefill-0    starting   http://127.0.0.2:8000",
         "   2.5 s  prefill-0    ready      http://127.0.0.2:8000",
@@ -54,7 +54,7 @@ def test_a_message_is_never_taken_for_markup_nor_folded() -> None:
 def test_on_a_terminal_the_last_table_stays() -> None:
     screen, _, output = drawn(terminal=True)
     with screen:
-        screen.changed(fleet(member(phase=Phase.READY), member(Kind.PROXY, Phase.STARTING)))
+        screen.changed(snapshot(member(phase=Phase.READY), member(Kind.PROXY, Phase.STARTING)))
         screen.told("a message")
     shown = output.getvalue()
     assert "a message" in shown

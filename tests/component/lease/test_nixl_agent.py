@@ -18,7 +18,7 @@ pytestmark = pytest.mark.nixl
 
 NUM_BLOCKS = 8
 BLOCK_BYTES = 4096
-WITHIN_S = 10.0
+WITHIN_S = 60.0
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -88,7 +88,7 @@ def test_a_read_copies_blocks_pair_by_pair_and_notifies_the_owner(
 def test_a_read_sees_what_the_memory_holds_when_it_happens(
     owner: PeerProcess, reader: NixlAgent, memory: bytearray
 ) -> None:
-    # Nothing refuses a late read: this is the hazard that the whole lease is about.
+    # Nothing rejects a late read: this is the hazard that the whole lease is about.
     peer = reader.add_peer(owner.metadata, owner.blocks)
     owner.tell("fill 2 99")
     owner.tell("poll 0.01")
@@ -137,8 +137,8 @@ def test_a_killed_owner_is_noticed_and_a_new_one_works(
     poll_until(reader, lambda event: isinstance(event, ReadDone))
     owner.kill()
     with pytest.raises(PeerGoneError):
-        notify_until_refused(reader, peer)
-    assert read_refused(reader, peer)
+        notify_until_rejected(reader, peer)
+    assert read_rejected(reader, peer)
     reader.drop_peer(peer)
     reader.drop_peer(peer)
     env = dict(os.environ)
@@ -148,7 +148,7 @@ def test_a_killed_owner_is_noticed_and_a_new_one_works(
         assert isinstance(poll_until(reader, lambda _: True), ReadDone)
 
 
-def notify_until_refused(agent: NixlAgent, peer: Peer) -> None:
+def notify_until_rejected(agent: NixlAgent, peer: Peer) -> None:
     """The first sends may still be swallowed by a socket buffer."""
     until = time.monotonic() + WITHIN_S
     while time.monotonic() < until:
@@ -157,7 +157,7 @@ def notify_until_refused(agent: NixlAgent, peer: Peer) -> None:
         time.sleep(0.01)
 
 
-def read_refused(agent: NixlAgent, peer: Peer) -> bool:
+def read_rejected(agent: NixlAgent, peer: Peer) -> bool:
     """A read from a peer that is gone fails at once or by its event; it never succeeds."""
     try:
         agent.read(peer, (0,), (0,), b"gone:1")
@@ -170,7 +170,7 @@ def read_refused(agent: NixlAgent, peer: Peer) -> bool:
     ("local", "remote"),
     [((0,), (NUM_BLOCKS,)), ((NUM_BLOCKS,), (0,)), ((-1,), (0,)), ((0, 1), (0,)), ((), ())],
 )
-def test_block_ids_out_of_range_are_refused_before_nixl_sees_them(
+def test_block_ids_out_of_range_are_rejected_before_nixl_sees_them(
     owner: PeerProcess, reader: NixlAgent, local: tuple[int, ...], remote: tuple[int, ...]
 ) -> None:
     peer = reader.add_peer(owner.metadata, owner.blocks)

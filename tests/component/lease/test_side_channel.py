@@ -23,7 +23,7 @@ from pdcluster_lease.wire import HandshakePayload, HandshakeRequest
 
 PAYLOAD = HandshakePayload(compatibility_hash="hash", agent_metadata_bytes=b"\x80")
 GOOD_REQUEST = msgspec.msgpack.encode((b"get_meta_msg", 0, 0))
-NUM_MALFORMED = 20_000
+NUM_MALFORMED = 100_000
 
 
 def free_address() -> SideChannelAddress:
@@ -56,7 +56,7 @@ async def test_a_handshake_returns_payload_and_clock() -> None:
         reply = await handshake(at)
         assert reply.payload == PAYLOAD
         assert reply.peer_clock == 1000.0
-        assert 0 <= reply.round_trip_s < 5
+        assert 0 <= reply.round_trip_s
         assert listener.num_answered == 1
 
 
@@ -78,7 +78,7 @@ async def test_a_rank_that_does_not_exist_is_not_even_asked() -> None:
     async with listening(at) as listener:
         with pytest.raises(LocalProtocolError):
             await handshake(at, tp_rank=1)
-        assert (listener.num_answered, listener.num_refused) == (0, 0)
+        assert (listener.num_answered, listener.num_rejected) == (0, 0)
 
 
 async def test_a_rank_that_the_engine_denies_gets_no_reply() -> None:
@@ -86,10 +86,10 @@ async def test_a_rank_that_the_engine_denies_gets_no_reply() -> None:
     async with listening(at) as listener:
         with pytest.raises(HandshakeTimeoutError):
             await handshake(at, tp_rank=1, tp_size=2, timeout_s=0.2)
-        assert listener.num_refused == 1
+        assert listener.num_rejected == 1
 
 
-async def test_a_taken_address_is_refused_with_a_remedy() -> None:
+async def test_a_taken_address_is_rejected_with_a_remedy() -> None:
     at = free_address()
     async with listening(at):
         other = SideChannelListener(at, answer=lambda _: PAYLOAD)
@@ -97,13 +97,23 @@ async def test_a_taken_address_is_refused_with_a_remedy() -> None:
             other.bind()
 
 
-async def test_an_address_of_another_machine_is_refused() -> None:
+async def test_an_address_of_another_machine_is_rejected() -> None:
     other = SideChannelListener(SideChannelAddress("192.0.2.1", 5600), answer=lambda _: PAYLOAD)
     with pytest.raises(SideChannelError, match=r"192\.0\.2\.1:5600"):
         other.bind()
 
 
-async def test_the_listener_survives_twenty_thousand_malformed_messages() -> None:
+def flood(at: SideChannelAddress, messages: list[list[bytes]], number: int) -> None:
+    """Send a number of messages as fast as they are taken."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as attacker:
+        attacker.setsockopt(zmq.LINGER, 60_000)
+        attacker.connect(at.endpoint)
+        for index in range(number):
+            attacker.send_multipart(messages[index % len(messages)])
+
+
+@pytest.mark.timeout(300)
+async def test_the_listener_survives_a_hundred_thousand_malformed_messages() -> None:
     at = free_address()
     malformed = [
         [b""],
@@ -118,16 +128,18 @@ async def test_the_listener_survives_twenty_thousand_malformed_messages() -> Non
         [b"", b"\x91" * 500],
     ]
     async with listening(at) as listener:
-        with zmq.asyncio.Context.instance().socket(zmq.DEALER) as attacker:
-            attacker.setsockopt(zmq.LINGER, 0)
-            attacker.setsockopt(zmq.SNDHWM, 1000)
-            attacker.connect(at.endpoint)
-            for index in range(NUM_MALFORMED):
-                await attacker.send_multipart(malformed[index % len(malformed)])
-            reply = await handshake(at, timeout_s=10.0)
+        # A thread of its own, so that it need not wait for the listener's event loop.
+        flooding = asyncio.create_task(asyncio.to_thread(flood, at, malformed, NUM_MALFORMED))
+        while not listener.num_rejected:  # noqa: ASYNC110 - the listener counts, it has no event
+            await asyncio.sleep(0.001)
+        reply = await handshake(at, timeout_s=60.0)
         assert reply.payload == PAYLOAD
-        # What the attacker sent last may still be on its way; most of it has been refused.
-        assert listener.num_refused > NUM_MALFORMED // 2
+        await flooding
+        async with asyncio.timeout(120.0):
+            while listener.num_rejected < NUM_MALFORMED:  # noqa: ASYNC110 - see above
+                await asyncio.sleep(0.01)
+        assert (await handshake(at, timeout_s=60.0)).payload == PAYLOAD
+        assert (listener.num_answered, listener.num_rejected) == (2, NUM_MALFORMED)
 
 
 async def test_an_oversized_message_closes_only_its_own_connection() -> None:

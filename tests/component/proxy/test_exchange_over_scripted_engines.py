@@ -15,8 +15,8 @@ from tests.support.exchange_rig import (
     decode_stream,
     hang,
     prefill_answer,
-    refuse_after_accept,
     request_bytes,
+    reset_after_accept,
     rig,
     token_event,
 )
@@ -137,7 +137,7 @@ async def closed_port(made: Rig, name: str) -> None:
     )
 
 
-async def test_a_decode_engine_that_refuses_connects_costs_no_second_prefill() -> None:
+async def test_a_decode_engine_that_takes_no_connects_costs_no_second_prefill() -> None:
     seen: list[tuple[bytes, bytes]] = []
     async with rig([recording(prefill_answer(), seen)], [D_OK, D_OK]) as made:
         await closed_port(made, "d1")
@@ -180,7 +180,7 @@ async def test_a_decode_engine_that_took_the_request_costs_a_second_prefill() ->
 
 
 async def test_params_never_go_to_two_engines_that_may_have_read_them() -> None:
-    async with rig([P_OK], [refuse_after_accept, refuse_after_accept]) as made:
+    async with rig([P_OK], [reset_after_accept, reset_after_accept]) as made:
         answer = await ask(made)
         assert (502, "decode-lost") == (answer.status, answer.code)
         assert [1, 1] == [e.num_connections for e in made.decode]
@@ -195,11 +195,11 @@ async def test_params_never_go_to_two_engines_that_may_have_read_them() -> None:
         (replies(json_answer(b"<html>")), 200),
         (replies(prefill_answer(kv_transfer_params=None)), 200),
         (replies(prefill_answer(kv_transfer_params={"do_remote_prefill": True})), 200),
-        (refuse_after_accept, 200),
+        (reset_after_accept, 200),
         (replies(json_answer(b'{"error":{"message":"too long"}}', status=400)), 400),
     ],
 )
-async def test_a_prefill_engine_that_fails_is_replaced_unless_it_refuses(
+async def test_a_prefill_engine_that_fails_is_replaced_unless_it_rejects(
     broken: Script, status: int
 ) -> None:
     async with rig([broken, P_OK], [D_OK]) as made:
@@ -220,12 +220,12 @@ async def test_params_that_name_a_foreign_side_channel_are_never_handed_on() -> 
         assert 0 == made.decode[0].num_connections
 
 
-async def test_an_engine_s_refusal_reaches_the_client_as_it_is() -> None:
+async def test_an_engine_s_rejection_reaches_the_client_as_it_is() -> None:
     body = b'{"error":{"message":"max_tokens is too large","type":"BadRequestError","code":400}}'
     async with rig([P_OK], [replies(json_answer(body, status=400))]) as made:
         answer = await ask(made)
         assert (400, body) == (answer.status, answer.body)
-        assert "decode-refused" == answer.headers["x-pdcluster-reason"]
+        assert "decode-rejected" == answer.headers["x-pdcluster-reason"]
         assert made.companion.leases[-1].release
         made.assert_nothing_is_left()
 
@@ -234,7 +234,7 @@ async def test_after_the_first_byte_a_failure_ends_the_stream_visibly() -> None:
     async def cut(peer: Peer) -> None:
         await peer.request()
         await peer.send(STREAM_HEAD + chunk(token_event("a")))
-        await asyncio.sleep(0.05)
+        await eventually(lambda: made.companion.lease_steps[-1:] == ["ended"])
         peer.reset()
 
     async with rig([P_OK], [cut, D_STREAM]) as made:
@@ -308,7 +308,7 @@ async def test_a_late_hand_off_is_prefilled_again_and_nothing_was_sent_on_the_fi
         made.assert_nothing_is_left()
 
 
-async def test_hand_offs_that_are_always_late_end_in_a_clear_refusal() -> None:
+async def test_hand_offs_that_are_always_late_end_in_a_clear_answer() -> None:
     async with rig([P_OK], [D_OK]) as made:
 
         async def delay(address: Address) -> None:
@@ -568,7 +568,7 @@ async def test_decode_prefills_locally_only_where_it_is_allowed_to() -> None:
         (request_bytes(prompt="x" * 5000), 413, "body-too-large"),
     ],
 )
-async def test_bad_requests_are_refused_before_any_leg(raw: bytes, status: int, code: str) -> None:
+async def test_bad_requests_are_rejected_before_any_leg(raw: bytes, status: int, code: str) -> None:
     async with rig([P_OK], [D_OK], config(max_body_bytes=4096)) as made:
         answer = await ask(made, raw=raw)
         assert (status, code) == (answer.status, answer.code)

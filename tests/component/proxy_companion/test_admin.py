@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from types import SimpleNamespace
 
 import pytest
@@ -10,21 +11,9 @@ from tests.support.edge import edge
 
 from pdcluster_api.proxy_config import Role
 from pdcluster_api.proxy_state import EngineLedger, ProxyState
-from pdcluster_proxy.companion.admin import create_admin_app
-from pdcluster_proxy.core.messages import EndpointState, EndpointView
+from pdcluster_proxy.companion.admin import PAGES, create_admin_app
 
-VIEW = EndpointView(
-    name="p-0",
-    role="prefill",
-    host="10.0.0.1",
-    port=8000,
-    side_channel_host="10.0.0.1",
-    side_channel_port=5600,
-    revision="r1",
-    state=EndpointState.READY,
-    incarnation=1,
-    lease_duration_s=30,
-)
+ROW: dict[str, object] = {"name": "p-0", "role": "prefill", "state": "unproven"}
 STATE = ProxyState(
     cluster="demo",
     in_flight=2,
@@ -42,8 +31,8 @@ class Source:
     def hindrances(self) -> tuple[str, ...]:
         return self._hindrances
 
-    def endpoints(self) -> tuple[EndpointView, ...]:
-        return (VIEW,)
+    def endpoint_rows(self) -> tuple[Mapping[str, object], ...]:
+        return (ROW,)
 
     def state(self) -> ProxyState:
         return STATE
@@ -89,8 +78,17 @@ async def test_the_ledger_is_the_operators_model() -> None:
 
 async def test_endpoints_are_listed() -> None:
     _, _, body = await get("/endpoints")
-    (view,) = json.loads(body)
-    assert (view["name"], view["state"]) == ("p-0", "ready")
+    assert json.loads(body) == [ROW]
+
+
+async def test_the_index_lists_every_page_with_a_line_each() -> None:
+    status, head, body = await get("/")
+    assert status == 200
+    assert b"content-type: text/plain" in head
+    lines = [line.split(maxsplit=1) for line in body.decode().splitlines()[2:]]
+    assert dict(lines) == PAGES
+    for path in PAGES:
+        assert (await get(path))[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,9 @@ class Watcher:
     def check_passed(self, endpoint: str) -> None:
         self.passed.append(endpoint)
 
-    def check_failed(self, endpoint: str, reason: str, *, refused: bool) -> None:
+    def check_failed(self, endpoint: str, reason: str, *, unreached: bool) -> None:
         assert reason
-        self.failed.append((endpoint, refused))
+        self.failed.append((endpoint, unreached))
 
     def scraped(self, endpoint: str, figures: EngineFigures) -> None:
         self.figures[endpoint] = figures
@@ -108,9 +108,9 @@ async def test_a_healthy_engine_passes_and_is_scraped(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "refused"),
+    ("answer", "unreached"),
     [
-        (ConnectError("refused"), True),
+        (ConnectError("nobody listens"), True),
         (UpstreamTimeoutError("slow"), False),
         (Answer(status=503, body=b""), False),
     ],
@@ -118,12 +118,12 @@ async def test_a_healthy_engine_passes_and_is_scraped(rig: Rig) -> None:
 async def test_a_failure_is_told_with_its_kind(
     rig: Rig,
     answer: Answer | ProxyError,
-    refused: bool,
+    unreached: bool,
 ) -> None:
     rig.reader.answers["http://10.0.0.1:1/health"] = answer
     rig.checker.follow([ONE])
     await eventually(lambda: len(rig.watcher.failed) >= 2)
-    assert rig.watcher.failed[0] == ("p-0", refused)
+    assert rig.watcher.failed[0] == ("p-0", unreached)
     assert rig.watcher.figures == {}
 
 

@@ -48,7 +48,7 @@ async def test_requests_and_answers_pass_through_the_pool(engines: EngineClient)
     assert body == b'{"b":2}'
 
 
-async def test_an_answer_that_is_too_large_is_refused(engines: EngineClient) -> None:
+async def test_an_answer_that_is_too_large_is_an_error(engines: EngineClient) -> None:
     transport = PooledTransport(engines, max_body_bytes=10)
     async with (
         scripted_engine(replies(json_answer(b"x" * 11))) as engine,
@@ -61,7 +61,7 @@ async def test_an_answer_that_is_too_large_is_refused(engines: EngineClient) -> 
 @pytest.mark.parametrize(
     ("url", "method"), [("https://127.0.0.1:1/", "GET"), ("http://127.0.0.1:1/", "HEAD")]
 )
-async def test_what_the_pool_cannot_do_is_refused(
+async def test_what_the_pool_cannot_do_is_an_error(
     engines: EngineClient, url: str, method: str
 ) -> None:
     async with make_client(engines) as client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable
 
@@ -15,8 +16,8 @@ from pdcluster_proxy.core.messages import (
     EndpointState,
     HistogramIncrement,
     InFlight,
-    LeaseEvent,
-    LeaseEventKind,
+    LeaseStep,
+    LeaseStepKind,
     Load,
     Outcome,
     OutcomeKind,
@@ -28,7 +29,7 @@ from pdcluster_proxy.core.messages import (
 )
 from pdcluster_proxy.metrics import METRICS
 
-GRANTED, HANDED_OFF, ENDED = LeaseEventKind
+GRANTED, HANDED_OFF, ENDED = LeaseStepKind
 
 
 class Worker:
@@ -108,9 +109,9 @@ class Rig:
         return next(view.state for view in self.companion.endpoints() if view.name == name)
 
 
-def lease(kind: LeaseEventKind, **fields: object) -> LeaseEvent:
+def lease(kind: LeaseStepKind, **fields: object) -> LeaseStep:
     base: dict[str, object] = {"endpoint": "p-0", "request_id": "r", "engine_id": "e1"}
-    return LeaseEvent(kind=kind, **{**base, **fields})  # type: ignore[arg-type]  # As above.
+    return LeaseStep(kind=kind, **{**base, **fields})  # type: ignore[arg-type]  # As above.
 
 
 # Snapshots.
@@ -269,12 +270,44 @@ def test_the_proxy_is_ready_once_all_workers_and_a_pair_are() -> None:
     rig = Rig(num_workers=2, passed=False)
     assert rig.companion.hindrances() == (
         "1 of 2 workers are connected",
-        "no pair of one revision is ready (0 prefill, 0 decode engines ready)",
+        "no pair of one revision is ready (prefill: 2 unproven; decode: 2 unproven)",
     )
     rig.companion.joined(Worker())
     rig.companion.check_passed("p-0")
     rig.companion.check_passed("d-0")
     assert rig.companion.hindrances() == ()
+
+
+def test_readiness_tells_engines_that_are_new_from_engines_that_are_out() -> None:
+    rig = Rig()
+    rig.discover("p-0", "p-1", "p-2", "p-3")
+    rig.companion.check_passed("p-2")
+    rig.report(outcomes=(Outcome("p-0", OutcomeKind.FAILED_LOCALLY),))
+    told = "prefill: 1 unproven, 2 ready, 1 ejected; decode: none"
+    assert rig.companion.hindrances() == (f"no pair of one revision is ready ({told})",)
+
+
+def test_people_see_new_engines_as_unproven_and_workers_as_ejected(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    rig = Rig(passed=False)
+    rig.companion.check_passed("p-0")
+    assert [(r["name"], r["state"]) for r in rig.companion.endpoint_rows()] == [
+        ("p-0", "ready"),
+        ("p-1", "unproven"),
+        ("d-0", "unproven"),
+        ("d-1", "unproven"),
+    ]
+    assert rig.state("p-1") is EndpointState.EJECTED
+    changes = [vars(r) for r in caplog.records if r.message == "endpoint.changed"]
+    assert {(c["from"], c["to"], c["levelname"]) for c in changes} == {
+        ("", "unproven", "INFO"),
+        ("unproven", "ready", "INFO"),
+    }
+    figures = exported(rig)
+    assert figures['endpoint_state{endpoint="p-1",role="prefill",state="unproven"}'] == 1.0
+    assert figures['endpoint_state{endpoint="p-1",role="prefill",state="ejected"}'] == 0.0
 
 
 def test_a_worker_that_is_restarted_does_not_take_the_proxy_out() -> None:
@@ -341,7 +374,7 @@ def test_reports_become_metrics() -> None:
         'legs_in_flight{endpoint="d-0"}': 4.0,
         'leases_held{endpoint="p-0"}': 1.0,
         'endpoint_state{endpoint="p-0",role="prefill",state="ready"}': 1.0,
-        'endpoint_transitions_total{endpoint="p-0",from="ejected",to="ready"}': 1.0,
+        'endpoint_transitions_total{endpoint="p-0",from="unproven",to="ready"}': 1.0,
         "malformed_reports_total": 0.0,
     }
     assert {name: samples.get(name) for name in expected} == expected
@@ -371,6 +404,6 @@ def test_a_report_that_fits_no_metric_is_counted_and_harms_nothing(
 def test_labels_are_bounded() -> None:
     rig = Rig()
     for number in range(3000):
-        rig.report(counters=(("requests_refused_total", (str(number),), 1.0),))
-    names = [n for n in exported(rig) if n.startswith("requests_refused_total")]
+        rig.report(counters=(("requests_rejected_total", (str(number),), 1.0),))
+    names = [n for n in exported(rig) if n.startswith("requests_rejected_total")]
     assert len(names) == 2000

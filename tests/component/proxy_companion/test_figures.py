@@ -46,7 +46,7 @@ def test_counters_add_up_per_label_set() -> None:
 
 def test_labels_are_escaped() -> None:
     made = figures()
-    made.count("requests_refused_total", ('a"b\nc\\',))
+    made.count("requests_rejected_total", ('a"b\nc\\',))
     assert 'code="a\\"b\\nc\\\\"' in made.render().decode()
 
 

@@ -14,8 +14,8 @@ from tests.support.scripted_engine import eventually
 from pdcluster_proxy.core.messages import (
     Drain,
     InFlight,
-    LeaseEvent,
-    LeaseEventKind,
+    LeaseStep,
+    LeaseStepKind,
     Outcome,
     OutcomeKind,
     PoolSnapshot,
@@ -106,8 +106,8 @@ async def test_a_drain_is_told(name: str, link: CompanionLink) -> None:
 
 async def test_what_is_told_at_once_goes_out_in_one_report(name: str, link: CompanionLink) -> None:
     watcher = Watcher()
-    lease = LeaseEvent(
-        kind=LeaseEventKind.GRANTED, endpoint="p-0", request_id="r", params=b'{"a": 1}'
+    lease = LeaseStep(
+        kind=LeaseStepKind.GRANTED, endpoint="p-0", request_id="r", params=b'{"a": 1}'
     )
     async with listening(name, watcher):
         link.start()
@@ -172,7 +172,7 @@ async def test_a_worker_outlives_its_companion_and_tells_the_next_all_open_legs(
 async def test_what_waits_for_a_companion_is_bounded(name: str) -> None:
     link = CompanionLink(name, flush_s=0.0, reconnect_s=0.01)
     for number in range(MAX_PENDING + 5):
-        link.lease(LeaseEvent(kind=LeaseEventKind.GRANTED, endpoint="p-0", request_id=str(number)))
+        link.lease(LeaseStep(kind=LeaseStepKind.GRANTED, endpoint="p-0", request_id=str(number)))
     await asyncio.sleep(0.01)
     watcher = Watcher()
     async with listening(name, watcher):

@@ -110,10 +110,10 @@ class Program:
                     return
                 await asyncio.sleep(0.05)
 
-    def child(self, module: str) -> psutil.Process:
-        """The first child that runs a module."""
-        children = psutil.Process(self.process.pid).children()
-        return next(c for c in children if module in c.cmdline())
+    def process_of(self, module: str) -> psutil.Process:
+        """The first process that runs a module."""
+        processes = psutil.Process(self.process.pid).children()
+        return next(c for c in processes if module in c.cmdline())
 
     async def stream(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A stream that has begun."""
@@ -235,20 +235,20 @@ async def test_a_second_request_to_stop_does_not_wait(tmp_path: Path) -> None:
 
 async def test_a_worker_that_dies_is_replaced_and_serves(tmp_path: Path) -> None:
     async with running(tmp_path) as program:
-        program.child("pdcluster_proxy.worker").kill()
+        program.process_of("pdcluster_proxy.worker").kill()
         program.may_end.set()
         reader, writer = await program.stream()  # It waits in the socket's queue meanwhile.
         async with asyncio.timeout(START_S):
             assert b"[DONE]" in await reader.read()
         writer.close()
-        assert b'"child.died"' in (tmp_path / "log").read_bytes()
+        assert b'"process.died"' in (tmp_path / "log").read_bytes()
 
 
 async def test_workers_serve_on_without_a_companion_and_the_next_one_finds_them(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as program:
-        program.child("pdcluster_proxy.companion").kill()
+        program.process_of("pdcluster_proxy.companion").kill()
         program.may_end.set()
         reader, writer = await program.stream()
         async with asyncio.timeout(START_S):
@@ -257,12 +257,12 @@ async def test_workers_serve_on_without_a_companion_and_the_next_one_finds_them(
         await program.until(200)
 
 
-async def test_the_children_die_with_the_supervisor(tmp_path: Path) -> None:
+async def test_the_processes_die_with_the_supervisor(tmp_path: Path) -> None:
     async with running(tmp_path) as program:
-        children = psutil.Process(program.process.pid).children(recursive=True)
-        assert len(children) == 2
+        processes = psutil.Process(program.process.pid).children(recursive=True)
+        assert len(processes) == 2
         os.kill(program.process.pid, signal.SIGKILL)
-        _, alive = psutil.wait_procs(children, timeout=START_S)
+        _, alive = psutil.wait_procs(processes, timeout=START_S)
         assert alive == []
 
 

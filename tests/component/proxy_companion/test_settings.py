@@ -155,7 +155,7 @@ def test_the_program_exits_with_2_where_its_port_is_taken(tmp_path: Path) -> Non
     assert "Traceback" not in done.stderr
 
 
-def test_a_child_does_not_outlive_a_parent_that_is_gone() -> None:
+def test_a_process_does_not_outlive_a_parent_that_is_gone() -> None:
     code = "from pdcluster_proxy.lifeline import die_with_parent; die_with_parent(1 << 22)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False

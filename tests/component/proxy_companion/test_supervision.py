@@ -1,4 +1,4 @@
-"""The supervisor with children of the test's own: starts, restarts, and three ways to stop."""
+"""The supervisor with processes of the test's own: starts, restarts, and three ways to stop."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,14 +17,14 @@ from tests.support.scripted_engine import eventually
 
 from pdcluster_proxy.logs import LogFormat
 from pdcluster_proxy.settings import Settings
-from pdcluster_proxy.supervisor import ChildPlan, Supervisor
+from pdcluster_proxy.supervisor import ProcessPlan, Supervisor
 
 START_S = 30.0
 ROOT = Path(__file__).parents[3]
 
 
 class Rig:
-    """A supervisor of one companion and some workers, and what its children noted."""
+    """A supervisor of one companion and some workers, and what they noted."""
 
     def __init__(self, folder: Path) -> None:
         self.notes_path = folder / "notes"
@@ -54,12 +55,12 @@ class Rig:
         )
         return asyncio.create_task(self.supervisor.run())
 
-    def _plan(self, name: str, module: str, index: int) -> ChildPlan:
+    def _plan(self, name: str, module: str, index: int) -> ProcessPlan:
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
         self.sockets.append(listener)
-        module = f"tests.support.children.{module}"
-        return ChildPlan(name=name, module=module, socket=listener, index=index)
+        module = f"tests.support.processes.{module}"
+        return ProcessPlan(name=name, module=module, socket=listener, index=index)
 
     @property
     def notes(self) -> list[tuple[int, int, str]]:
@@ -79,7 +80,7 @@ class Rig:
 
 @pytest.fixture
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    monkeypatch.chdir(ROOT)  # Children are started as modules of this repository.
+    monkeypatch.chdir(ROOT)  # They are started as modules of this repository.
     rig = Rig(tmp_path)
     yield rig
     for listener in rig.sockets:
@@ -113,20 +114,40 @@ async def test_sockets_are_open_during_the_drain_and_closed_after_it(rig: Rig) -
     assert [listener.fileno() for listener in rig.sockets] == [-1, -1]
 
 
-async def test_a_child_that_dies_is_started_again(
+async def test_a_process_that_dies_is_started_again(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR):
         running = rig.supervise("dying")
         await rig.until("ready", 2)
-    died = [record for record in caplog.records if record.message == "child.died"]
+    died = [record for record in caplog.records if record.message == "process.died"]
     assert [vars(record)["exit_code"] for record in died] == [1, 1]
     assert [vars(record)["restart_in_s"] for record in died] == [0.1, 0.2]
     rig.supervisor.stop()
     assert await code_of(running) == 0
 
 
-async def test_a_child_that_is_killed_is_started_again_with_its_socket(rig: Rig) -> None:
+async def test_a_process_that_cannot_be_spawned_is_started_as_soon_as_it_can(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    python = sys.executable
+    monkeypatch.setattr(sys, "executable", str(rig.lives))  # Nothing is there to be run.
+    with caplog.at_level(logging.ERROR):
+        running = rig.supervise("obedient")
+        await eventually(
+            lambda: [r.message for r in caplog.records].count("process.start.failed") >= 3,
+            within_s=START_S,
+        )
+    assert not running.done()
+    monkeypatch.setattr(sys, "executable", python)
+    await rig.until("ready", 2)
+    delays = [vars(r)["restart_in_s"] for r in caplog.records if r.message == "process.died"]
+    assert delays[:2] == [0.1, 0.1]  # Of two processes, one after the other.
+    rig.supervisor.stop()
+    assert await code_of(running) == 0
+
+
+async def test_a_process_that_is_killed_is_started_again_with_its_socket(rig: Rig) -> None:
     running = rig.supervise("obedient")
     await rig.until("ready", 2)
     victim = rig.notes[-1][1]
@@ -138,12 +159,14 @@ async def test_a_child_that_is_killed_is_started_again_with_its_socket(rig: Rig)
     assert await code_of(running) == 0
 
 
-async def test_a_child_that_refuses_its_configuration_stops_everything_with_2(rig: Rig) -> None:
-    running = rig.supervise("refusing", "obedient", drain_s=60.0)
+async def test_a_process_that_cannot_use_its_configuration_stops_everything_with_2(
+    rig: Rig,
+) -> None:
+    running = rig.supervise("misconfigured", "obedient", drain_s=60.0)
     assert await code_of(running) == 2
 
 
-async def test_a_child_that_does_not_end_is_killed_after_its_grace(
+async def test_a_process_that_does_not_end_is_killed_after_its_grace(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     running = rig.supervise("stubborn", grace_s=-2.9)  # A tenth of a second in all.
@@ -151,7 +174,7 @@ async def test_a_child_that_does_not_end_is_killed_after_its_grace(
     with caplog.at_level(logging.ERROR):
         rig.supervisor.stop()
         assert await code_of(running) == 0
-    assert [r.message for r in caplog.records] == ["child.killed"]
+    assert [r.message for r in caplog.records] == ["process.killed"]
 
 
 async def test_a_second_stop_does_not_wait_for_anybody(rig: Rig) -> None:

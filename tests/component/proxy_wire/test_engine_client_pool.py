@@ -132,7 +132,7 @@ async def test_a_late_abort_does_not_hit_the_next_user(client: EngineClient) -> 
         assert client.connections_opened == {engine.address: 1}
 
 
-async def test_a_refused_connect_names_the_address(client: EngineClient) -> None:
+async def test_a_failed_connect_names_the_address(client: EngineClient) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = Address(*free.getsockname())

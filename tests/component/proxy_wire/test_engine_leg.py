@@ -195,7 +195,7 @@ async def test_a_body_that_stalls_times_out(client: EngineClient) -> None:
             await leg.collect(100, timeout_s=0.05)
 
 
-async def test_a_body_over_its_limit_is_refused(client: EngineClient) -> None:
+async def test_a_body_over_its_limit_is_an_error(client: EngineClient) -> None:
     async with scripted_engine(replies(json_answer(b"x" * 101))) as engine:
         leg = await ask(client, engine.address)
         await leg.head(timeout_s=TIMEOUT_S)
@@ -231,7 +231,7 @@ async def test_a_body_without_any_event_has_no_first_event(client: EngineClient)
         leg.abort()
 
 
-async def test_a_first_event_over_its_limit_is_refused(client: EngineClient) -> None:
+async def test_a_first_event_over_its_limit_is_an_error(client: EngineClient) -> None:
     async with scripted_engine(replies(STREAM_HEAD + chunk(b"x" * 200_000))) as engine:
         leg = await ask(client, engine.address)
         await leg.head(timeout_s=TIMEOUT_S)

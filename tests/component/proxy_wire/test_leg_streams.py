@@ -151,7 +151,7 @@ async def one_stream(rng: random.Random, rig: Rig) -> None:
         if relay is None and leg._head is not None and number >= starts_after:
             await head
             relay = leg.prepare_relay(
-                out.append, editor=mark, first_edit=None, frames_output=frames, idle_timeout_s=60
+                out.append, editor=mark, frames_output=frames, idle_timeout_s=60
             )
             relay.start()
         if relay is not None and number < len(parts) - 1 and rng.random() < 0.1:
@@ -162,9 +162,7 @@ async def one_stream(rng: random.Random, rig: Rig) -> None:
         rig.transport.is_aborted = True
         rig.socket.connection_lost(None)
     if relay is None:
-        relay = leg.prepare_relay(
-            out.append, editor=mark, first_edit=None, frames_output=frames, idle_timeout_s=60
-        )
+        relay = leg.prepare_relay(out.append, editor=mark, frames_output=frames, idle_timeout_s=60)
         relay.start()
     end = await asyncio.wait_for(relay.done, 1)
 
@@ -197,9 +195,7 @@ async def test_random_streams_that_break_off_give_out_whole_events_only(seed: in
         for part in random_cuts(rng, wire):
             rig.socket.data_received(part)
         await head
-        relay = leg.prepare_relay(
-            out.append, editor=mark, first_edit=None, frames_output=False, idle_timeout_s=60
-        )
+        relay = leg.prepare_relay(out.append, editor=mark, frames_output=False, idle_timeout_s=60)
         relay.start()
         rig.transport.is_aborted = True
         rig.socket.connection_lost(ConnectionResetError("gone"))
@@ -254,7 +250,6 @@ async def test_a_leg_that_is_over_is_freed_without_the_collector(is_stream: bool
                 relay = leg.prepare_relay(
                     lambda _: None,
                     editor=mark,
-                    first_edit=None,
                     frames_output=True,
                     idle_timeout_s=60,
                 )

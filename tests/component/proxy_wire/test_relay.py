@@ -75,12 +75,13 @@ class Proxy:
                 headers=[(b"content-type", b"text/event-stream")],
                 editor=edit,
                 idle_timeout_s=self.idle_timeout_s,
+                flush_s=TIMEOUT_S,
             )
             self.ends.append(end)
             if end.outcome is RelayOutcome.COMPLETE:
-                await end_stream(scope, send)
+                await end_stream(scope, send, flush_s=TIMEOUT_S)
             elif end.outcome is not RelayOutcome.CLIENT_GONE:
-                await end_stream(scope, send, tail=ERROR, close=True)
+                await end_stream(scope, send, tail=ERROR, close=True, flush_s=TIMEOUT_S)
         finally:
             self.is_over.set()
 
@@ -326,6 +327,7 @@ async def test_only_connections_of_the_client_can_be_relayed() -> None:
             headers=[],
             editor=edit,
             idle_timeout_s=1,
+            flush_s=TIMEOUT_S,
         )
 
 
@@ -409,7 +411,7 @@ async def test_a_whole_answer_arrives(
         if hides_extension:
             scope["extensions"] = {}
         headers = [(b"content-length", b"3"), (b"x-a", b"1")]
-        await answer(scope, send, status=201, headers=headers, body=b"abc")
+        await answer(scope, send, status=201, headers=headers, body=b"abc", flush_s=TIMEOUT_S)
 
     async with edge(app) as server:
         head, _, body = (await server.exchange(get)).partition(b"\r\n\r\n")
@@ -423,7 +425,9 @@ async def test_whole_answers_keep_the_connection_and_their_order() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
         headers = [(b"content-length", b"2")]
-        await answer(scope, send, status=200, headers=headers, body=scope["path"].encode())
+        await answer(
+            scope, send, status=200, headers=headers, body=scope["path"].encode(), flush_s=TIMEOUT_S
+        )
 
     async with edge(app) as server:
         one = b"GET /1 HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -441,10 +445,10 @@ async def test_an_answer_with_a_line_end_in_a_field_is_not_sent() -> None:
         await receive()
         fields = [(b"content-length", b"0"), (b"x-a", b"1\r\nx-b: 2")]
         try:
-            await answer(scope, send, status=200, headers=fields, body=b"")
+            await answer(scope, send, status=200, headers=fields, body=b"", flush_s=TIMEOUT_S)
         except ValueError as error:
             failures.append(error)
-            await answer(scope, send, status=500, headers=fields[:1], body=b"")
+            await answer(scope, send, status=500, headers=fields[:1], body=b"", flush_s=TIMEOUT_S)
 
     async with edge(app) as server:
         got = await server.exchange(GET_CLOSE)
@@ -460,7 +464,14 @@ async def test_an_answer_to_a_client_that_left_goes_nowhere() -> None:
         await receive()
         watch_client(scope, receive).on_gone(gone.set)
         await gone.wait()
-        await answer(scope, send, status=200, headers=[(b"content-length", b"0")], body=b"")
+        await answer(
+            scope,
+            send,
+            status=200,
+            headers=[(b"content-length", b"0")],
+            body=b"",
+            flush_s=TIMEOUT_S,
+        )
         is_over.set()
 
     async with edge(app) as server:
@@ -531,7 +542,14 @@ async def test_a_body_that_is_not_here_yet_is_received(parts: tuple[bytes, ...])
             received.append(message["body"])
             if not message["more_body"]:
                 break
-        await answer(scope, send, status=200, headers=[(b"content-length", b"0")], body=b"")
+        await answer(
+            scope,
+            send,
+            status=200,
+            headers=[(b"content-length", b"0")],
+            body=b"",
+            flush_s=TIMEOUT_S,
+        )
 
     async with edge(app) as server:
         reader, writer = await server.open()
@@ -584,6 +602,7 @@ async def relayed(client: EngineClient, engine: ScriptedEngine, server: Foreign)
         headers=[],
         editor=edit,
         idle_timeout_s=60,
+        flush_s=TIMEOUT_S,
     )
 
 

@@ -82,7 +82,7 @@ async def test_stopping_finishes_what_runs_and_takes_nothing_new() -> None:
         await eventually(lambda: app.num_running == 1)
         server.stop()
 
-        async def is_refused() -> bool:
+        async def is_closed() -> bool:
             try:
                 _, late = await asyncio.open_connection(*address)
             except ConnectionError:  # Refused, or reset where it still was in the queue.
@@ -91,7 +91,7 @@ async def test_stopping_finishes_what_runs_and_takes_nothing_new() -> None:
             return False
 
         async with asyncio.timeout(TIMEOUT_S):
-            while not await is_refused():  # noqa: ASYNC110 (no event tells of it)
+            while not await is_closed():  # noqa: ASYNC110 (no event tells of it)
                 await asyncio.sleep(0.01)
         assert not task.done()
         app.may_answer.set()

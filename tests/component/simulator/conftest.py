@@ -36,7 +36,7 @@ class Served:
     app: ASGIApp
     client: httpx.AsyncClient
 
-    async def idle(self, *, within_s: float = 5.0) -> None:
+    async def idle(self, *, within_s: float = 30.0) -> None:
         """Wait until no request runs or waits."""
         async with asyncio.timeout(within_s):
             while True:
@@ -45,7 +45,7 @@ class Served:
                     return
                 await asyncio.sleep(0.005)
 
-    async def running(self, *, within_s: float = 5.0) -> None:
+    async def running(self, *, within_s: float = 30.0) -> None:
         """Wait until a request runs."""
         async with asyncio.timeout(within_s):
             # The engine's thread sets figures, no event.

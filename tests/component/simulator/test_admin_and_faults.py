@@ -60,7 +60,7 @@ async def test_a_spoilt_byte_changes_the_answer_to_the_same_prompt(served: Serve
 @pytest.mark.parametrize(
     "body", [{"block": -1}, {"block": 10**9}, {"block": 1, "offset": 10**9}, {}]
 )
-async def test_memory_that_does_not_exist_is_refused(served: Served, body: dict[str, int]) -> None:
+async def test_memory_that_does_not_exist_is_rejected(served: Served, body: dict[str, int]) -> None:
     assert (await served.client.post("/sim/memory", json=body)).status_code == 400
 
 
@@ -114,5 +114,5 @@ async def test_a_stalled_engine_answers_later(served: Served) -> None:
 
 
 @pytest.mark.parametrize("body", [{"kind": "unknown"}, {}, {"kind": "status", "other": 1}])
-async def test_a_fault_that_is_none_is_refused(served: Served, body: dict[str, object]) -> None:
+async def test_a_fault_that_is_none_is_rejected(served: Served, body: dict[str, object]) -> None:
     assert (await served.client.post("/sim/faults", json=body)).status_code == 400

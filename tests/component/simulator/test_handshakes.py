@@ -50,7 +50,7 @@ def sides() -> Iterator[tuple[Side, Side]]:
 def test_two_sides_shake_hands(sides: tuple[Side, Side]) -> None:
     one, two = sides
     one.thread.ask(two.lease())
-    answer = one.answers.get(timeout=10.0)
+    answer = one.answers.get(timeout=60.0)
     assert isinstance(answer, HandshakeAnswered)
     assert answer.reply.payload == two.payload
     assert answer.lease == two.lease()
@@ -64,9 +64,9 @@ def test_a_peer_that_is_not_there_is_reported_and_holds_nobody_up(
     started_at = time.monotonic()
     one.thread.ask(nobody.lease())
     one.thread.ask(two.lease())
-    first = one.answers.get(timeout=10.0)
+    first = one.answers.get(timeout=60.0)
     assert isinstance(first, HandshakeAnswered)
-    second = one.answers.get(timeout=20.0)
+    second = one.answers.get(timeout=60.0)
     assert isinstance(second, HandshakeUnanswered)
     assert "no handshake reply" in second.reason
     assert time.monotonic() - started_at >= 5.0
@@ -93,3 +93,15 @@ def test_a_taken_address_is_reported_by_start(sides: tuple[Side, Side]) -> None:
     with pytest.raises(SideChannelError):
         second.start(one.payload)
     second.stop()
+
+
+def test_whatever_keeps_the_thread_from_listening_is_reported_by_start() -> None:
+    class Broken(HandshakeThread):
+        async def _serve(self) -> None:
+            raise OSError("no file descriptor left")
+
+    side = Side("one")
+    thread = Broken(side.at, deliver=side.answers.put)
+    with pytest.raises(OSError, match="no file descriptor left"):
+        thread.start(side.payload)
+    thread.stop()

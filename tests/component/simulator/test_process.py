@@ -1,4 +1,4 @@
-"""The program itself: how it starts, what it refuses, how it ends."""
+"""The program itself: how it starts, what it rejects, how it ends."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 import httpx
 import psutil
 import pytest
-from tests.support.engines import EngineSpec, RunningEngine, free_port, sim_kind
+from tests.support.engines import EngineKind, EngineSpec, RunningEngine, free_port, sim_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +34,7 @@ def running(spec: EngineSpec, logs: Path) -> Iterator[RunningEngine]:
         yield engine
 
 
-def refused(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def rejected(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Start what cannot work; it has to end by itself."""
     return subprocess.run(
         [sys.executable, "-m", "pdcluster_sim", "serve", "tiny", *argv],
@@ -58,7 +59,7 @@ def refused(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
 def test_what_cannot_work_ends_with_status_2_and_one_line_of_remedy(
     argv: tuple[str, ...], words: str
 ) -> None:
-    ended = refused(*argv)
+    ended = rejected(*argv)
     assert ended.returncode == 2
     assert words in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -69,7 +70,7 @@ def test_a_taken_port_is_named() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        ended = refused("--host", "127.0.0.1", "--port", str(port))
+        ended = rejected("--host", "127.0.0.1", "--port", str(port))
     assert ended.returncode == 2
     assert f"cannot listen on 127.0.0.1:{port}" in ended.stderr
 
@@ -79,7 +80,7 @@ def test_a_taken_side_channel_is_named() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        ended = refused(
+        ended = rejected(
             *EngineSpec(name="p", role="prefill").argv(
                 host="127.0.0.1", port=free_port("127.0.0.1")
             ),
@@ -94,7 +95,7 @@ def test_without_nixl_an_engine_with_connector_says_what_to_install(tmp_path: Pa
     # Modules of these names that cannot be imported stand before the installed ones.
     for name in ("nixl", "nixl_cu12", "nixl_cu13"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not here')\n")
-    ended = refused(
+    ended = rejected(
         *EngineSpec(name="p", role="prefill").argv(host="127.0.0.1", port=free_port("127.0.0.1")),
         PYTHONPATH=str(tmp_path),
     )
@@ -115,14 +116,16 @@ def test_an_idle_engine_stops_with_status_0(tmp_path: Path, number: signal.Signa
 def test_a_lease_held_keeps_a_stopping_engine_alive_until_it_ends(tmp_path: Path) -> None:
     with running(PREFILL, tmp_path) as engine:
         body = {**COMPLETION, "kv_transfer_params": {"do_remote_decode": True}}
+        asked_at = time.monotonic()
         assert engine.post("/v1/completions", body).json()["kv_transfer_params"] is not None
-        granted_at = time.monotonic()
         engine.process.send_signal(signal.SIGTERM)
-        time.sleep(1.0)
+        until = asked_at + PREFILL.lease_s
+        while engine.post("/v1/completions", COMPLETION).status_code != 503:
+            assert time.monotonic() < until, "it drains while the lease is held"
+            time.sleep(0.05)
         assert engine.is_healthy()
-        assert engine.post("/v1/completions", COMPLETION).status_code == 503
-        assert engine.process.wait(timeout=30.0) == 0
-        assert time.monotonic() - granted_at > 4.0
+        assert engine.process.wait(timeout=60.0) == 0
+        assert time.monotonic() - asked_at >= PREFILL.lease_s
 
 
 @pytest.mark.nixl
@@ -194,3 +197,39 @@ def test_the_admin_endpoint_can_end_the_side_channel_alone(tmp_path: Path) -> No
         answer = decode.post("/v1/completions", {**COMPLETION, "kv_transfer_params": params})
         assert answer.status_code == 500
         assert answer.elapsed.total_seconds() >= 5.0
+
+
+def test_what_is_asked_every_second_is_not_logged(tmp_path: Path) -> None:
+    with running(PLAIN, tmp_path) as engine:
+        engine.metrics()
+        engine.client.get(f"{engine.url}/metrics?name=x")
+        engine.client.get(f"{engine.url}/v1/models")
+        engine.post("/v1/completions", COMPLETION)
+    log = engine.log.read_text()
+    logged = [line for line in log.splitlines() if "HTTP/1.1" in line]
+    assert [line.split('"')[1] for line in logged] == [
+        "GET /v1/models HTTP/1.1",
+        "POST /v1/completions HTTP/1.1",
+    ]
+
+
+def test_a_real_engines_sockets_lie_in_a_short_folder_that_goes_with_it(tmp_path: Path) -> None:
+    code = "import os, sys; print(os.environ['VLLM_RPC_BASE_PATH'], flush=True); sys.stdin.read()"
+    kind = EngineKind(
+        name="stand-in",
+        command=(sys.executable, "-c", code),
+        env={},
+        cwd=None,
+        startup_s=60.0,
+        makes_sockets=True,
+    )
+    engine = kind.launch(PLAIN, logs=tmp_path)
+    assert engine.sockets is not None
+    # vLLM names a socket by a UUID; the kernel takes paths of 107 bytes.
+    assert len(f"{engine.sockets}/{uuid.uuid4()}") <= 107
+    assert engine.sockets.stat().st_mode & 0o777 == 0o700
+    (engine.sockets / "left").touch()
+    engine.process.wait(timeout=60.0)
+    assert str(engine.sockets) in engine.log.read_text()
+    engine.stop()
+    assert not engine.sockets.exists()

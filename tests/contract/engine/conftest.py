@@ -13,28 +13,31 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.engine.fleet import Fleet
-from tests.support.engines import EngineKind, sim_kind, vllm_kind
+from tests.contract.engine.shared_engines import Engines
+from tests.support.engine_kinds import KINDS, engine_kind
+from tests.support.engines import EngineKind
 
-KINDS = ("sim", "vllm")
 _outcomes: dict[str, Counter[str]] = {name: Counter() for name in KINDS}
 
 
 @pytest.fixture(scope="session", params=KINDS)
 def kind(request: pytest.FixtureRequest) -> EngineKind:
     """The kind of engine a case runs on."""
-    found = sim_kind("--sim-admin") if request.param == "sim" else vllm_kind(os.environ)
-    if found.missing is not None:
-        pytest.skip(found.missing)
-    return found
+    return engine_kind(request.param, "--sim-admin")
 
 
 @pytest.fixture(scope="session")
-def fleet(kind: EngineKind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def engines(kind: EngineKind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     """Engines shared by all cases of one kind; one that a case killed is started anew."""
-    running = Fleet(kind, logs=tmp_path_factory.mktemp(f"logs-{kind.name}"))
+    running = Engines(kind, logs=tmp_path_factory.mktemp(f"logs-{kind.name}"))
     yield running
     running.stop()
+
+
+@pytest.fixture(autouse=True)
+def quiet(engines: Engines) -> None:
+    """Each case begins with an idle P and an idle D."""
+    engines.settle()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -42,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
-            item.add_marker(pytest.mark.timeout(600))
+            item.add_marker(pytest.mark.timeout(1200))
             item.add_marker(pytest.mark.nixl)
             if "[vllm" in item.nodeid:
                 item.add_marker(pytest.mark.engine)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from tests.contract.engine.fleet import Fleet
+from tests.contract.engine.shared_engines import Engines
 
 COMPLETION = {"model": "tiny", "prompt": "hello", "max_tokens": 4, "temperature": 0}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 
-REFUSED = [
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+NAMED = {"type": "function", "function": {"name": "look"}}
+
+REJECTED = [
     ("/v1/completions", {**COMPLETION, "model": "other"}, 404, "NotFoundError"),
     ("/v1/completions", {**COMPLETION, "max_tokens": 0}, 400, "BadRequestError"),
     ("/v1/completions", {**COMPLETION, "max_tokens": -1}, 400, "BadRequestError"),
@@ -35,6 +38,9 @@ REFUSED = [
     ("/v1/chat/completions", {**CHAT, "model": "other"}, 404, "NotFoundError"),
     ("/v1/chat/completions", {"model": "tiny"}, 400, "Bad Request"),
     ("/v1/chat/completions", {**CHAT, "messages": []}, 400, "BadRequestError"),
+    ("/v1/chat/completions", {**CHAT, "tools": []}, 400, "BadRequestError"),
+    ("/v1/chat/completions", {**CHAT, "tool_choice": "auto"}, 400, "BadRequestError"),
+    ("/v1/chat/completions", {**CHAT, "tools": [TOOL], "tool_choice": "x"}, 400, "BadRequestError"),
     ("/tokenize", {"model": "other", "prompt": "x"}, 404, "NotFoundError"),
     ("/tokenize", {"x": 1}, 400, "Bad Request"),
 ]
@@ -78,11 +84,11 @@ METRICS = [
 ]
 
 
-@pytest.mark.parametrize(("path", "body", "status", "kind_of_error"), REFUSED)
-def test_a_bad_request_is_refused_in_one_shape(
-    fleet: Fleet, path: str, body: object, status: int, kind_of_error: str
+@pytest.mark.parametrize(("path", "body", "status", "kind_of_error"), REJECTED)
+def test_a_bad_request_is_rejected_in_one_shape(
+    engines: Engines, path: str, body: object, status: int, kind_of_error: str
 ) -> None:
-    engine = fleet.decode
+    engine = engines.decode
     answer = engine.client.post(f"{engine.url}{path}", json=body)
     assert status == answer.status_code, answer.text
     error = answer.json()["error"]
@@ -90,14 +96,39 @@ def test_a_bad_request_is_refused_in_one_shape(
     assert (kind_of_error, status) == (error["type"], error["code"])
 
 
-def test_a_body_that_is_no_json_is_refused(fleet: Fleet) -> None:
-    answer = fleet.decode.client.post(
-        f"{fleet.decode.url}/v1/completions",
+def test_a_body_that_is_no_json_is_rejected(engines: Engines) -> None:
+    answer = engines.decode.client.post(
+        f"{engines.decode.url}/v1/completions",
         content=b"{",
         headers={"Content-Type": "application/json"},
     )
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "Bad Request"
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        ({}, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser'),
+        ({"tool_choice": "auto"}, '"auto" tool choice requires --enable-auto-tool-choice'),
+        ({"tool_choice": "required"}, 'tool_choice="required" requires --tool-call-parser'),
+        ({"tool_choice": NAMED}, 'tool_choice=function "look" requires --tool-call-parser'),
+    ],
+)
+def test_an_engine_that_parses_no_tools_rejects_a_choice_of_them(
+    engines: Engines, choice: dict[str, object], words: str
+) -> None:
+    answer = engines.decode.post("/v1/chat/completions", {**CHAT, "tools": [TOOL], **choice})
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("choice", ["none", None])
+def test_tools_that_are_not_to_be_chosen_are_taken_by_any_engine(
+    engines: Engines, choice: str | None
+) -> None:
+    body = {**CHAT, "tools": [TOOL], "tool_choice": choice}
+    assert engines.decode.post("/v1/chat/completions", body).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -109,15 +140,15 @@ def test_a_body_that_is_no_json_is_refused(fleet: Fleet) -> None:
     ],
 )
 def test_a_route_that_is_none_says_so_like_fastapi(
-    fleet: Fleet, method: str, path: str, status: int, detail: str
+    engines: Engines, method: str, path: str, status: int, detail: str
 ) -> None:
-    answer = fleet.decode.client.request(method, f"{fleet.decode.url}{path}")
+    answer = engines.decode.client.request(method, f"{engines.decode.url}{path}")
     assert (status, {"detail": detail}) == (answer.status_code, answer.json())
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_a_metric_has_vllms_name(fleet: Fleet, name: str) -> None:
-    assert f"vllm:{name}" in fleet.decode.metrics().totals
+def test_a_metric_has_vllms_name(engines: Engines, name: str) -> None:
+    assert f"vllm:{name}" in engines.decode.metrics().totals
 
 
 def keys(value: object) -> object:
@@ -129,13 +160,13 @@ def keys(value: object) -> object:
     return None
 
 
-def shape(fleet: Fleet, path: str, body: dict[str, object]) -> object:
-    answer = fleet.decode.post(path, body)
+def shape(engines: Engines, path: str, body: dict[str, object]) -> object:
+    answer = engines.decode.post(path, body)
     assert answer.status_code == httpx.codes.OK, answer.text
     return keys(answer.json())
 
 
-def test_a_completion_has_vllms_fields(fleet: Fleet) -> None:
+def test_a_completion_has_vllms_fields(engines: Engines) -> None:
     expected = {
         "id": None,
         "object": None,
@@ -167,11 +198,11 @@ def test_a_completion_has_vllms_fields(fleet: Fleet) -> None:
         "ec_transfer_params": None,
         "metrics": None,
     }
-    assert expected == shape(fleet, "/v1/completions", COMPLETION)
+    assert expected == shape(engines, "/v1/completions", COMPLETION)
 
 
-def test_a_chat_completion_has_vllms_fields(fleet: Fleet) -> None:
-    found = shape(fleet, "/v1/chat/completions", CHAT)
+def test_a_chat_completion_has_vllms_fields(engines: Engines) -> None:
+    found = shape(engines, "/v1/chat/completions", CHAT)
     assert isinstance(found, dict)
     assert list(found) == [
         "id",
@@ -200,10 +231,10 @@ def test_a_chat_completion_has_vllms_fields(fleet: Fleet) -> None:
     ]
 
 
-def test_a_stream_ends_with_usage_where_it_was_asked_for(fleet: Fleet) -> None:
+def test_a_stream_ends_with_usage_where_it_was_asked_for(engines: Engines) -> None:
     body = {**COMPLETION, "stream": True, "ignore_eos": True}
     body["stream_options"] = {"include_usage": True}
-    events = fleet.decode.post("/v1/completions", body).text.split("\n\n")
+    events = engines.decode.post("/v1/completions", body).text.split("\n\n")
     assert events[-2] == "data: [DONE]"
     usage = httpx.Response(200, text=events[-3].removeprefix("data: ")).json()
     assert usage["choices"] == []
@@ -214,18 +245,18 @@ def test_a_stream_ends_with_usage_where_it_was_asked_for(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("path", ["/health", "/ping"])
-def test_health_is_an_empty_200(fleet: Fleet, path: str) -> None:
-    answer = fleet.decode.client.get(f"{fleet.decode.url}{path}")
+def test_health_is_an_empty_200(engines: Engines, path: str) -> None:
+    answer = engines.decode.client.get(f"{engines.decode.url}{path}")
     assert (200, b"") == (answer.status_code, answer.content)
 
 
-def test_models_names_what_clients_send(fleet: Fleet) -> None:
-    card = fleet.decode.client.get(f"{fleet.decode.url}/v1/models").json()["data"][0]
+def test_models_names_what_clients_send(engines: Engines) -> None:
+    card = engines.decode.client.get(f"{engines.decode.url}/v1/models").json()["data"][0]
     assert (card["id"], card["max_model_len"], card["owned_by"]) == ("tiny", 4096, "vllm")
 
 
-def test_what_is_tokenized_can_be_spelt_again(fleet: Fleet) -> None:
-    engine, text = fleet.decode, "the quick brown fox, 42 times"
+def test_what_is_tokenized_can_be_spelt_again(engines: Engines) -> None:
+    engine, text = engines.decode, "the quick brown fox, 42 times"
     tokens = engine.post("/tokenize", {"model": "tiny", "prompt": text}).json()["tokens"]
     spelt = engine.post("/detokenize", {"model": "tiny", "tokens": tokens}).json()["prompt"]
     assert text == spelt

@@ -13,7 +13,7 @@ def only(text: str) -> Document:
     return document
 
 
-def refused(text: str) -> Problem:
+def rejected(text: str) -> Problem:
     problem = read_documents(text)
     assert isinstance(problem, Problem)
     return problem
@@ -88,25 +88,25 @@ def test_a_merge_key_brings_its_fields() -> None:
     }
 
 
-def test_a_key_that_is_no_word_is_refused() -> None:
-    assert "unhashable key" in refused("? [1, 2]\n: x\n").message
+def test_a_key_that_is_no_word_is_rejected() -> None:
+    assert "unhashable key" in rejected("? [1, 2]\n: x\n").message
 
 
-def test_aliases_that_multiply_a_document_are_refused() -> None:
+def test_aliases_that_multiply_a_document_are_rejected() -> None:
     bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
     for level in range(1, 9):
         bomb += f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n"
-    assert "aliases" in refused(bomb).message
+    assert "aliases" in rejected(bomb).message
 
 
-def test_a_file_that_is_far_too_long_is_refused() -> None:
-    assert "longer than" in refused("# " + "x" * 1024 * 1024 + "\n").message
+def test_a_file_that_is_far_too_long_is_rejected() -> None:
+    assert "longer than" in rejected("# " + "x" * 1024 * 1024 + "\n").message
 
 
-def test_a_file_nested_too_deeply_is_refused() -> None:
-    assert "YAML" in refused("[" * 20_000).message
+def test_a_file_nested_too_deeply_is_rejected() -> None:
+    assert "YAML" in rejected("[" * 20_000).message
 
 
-def test_a_recursive_alias_is_refused() -> None:
+def test_a_recursive_alias_is_rejected() -> None:
     documents = read_documents("a: &x [*x]\n")
     assert isinstance(documents, Problem)

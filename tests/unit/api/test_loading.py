@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.resources import resource, text_of
 
+from pdcluster_api.findings import FORMS
 from pdcluster_api.loading import load_cluster
 from pdcluster_api.problems import Problem, ResourceError, format_path
+from pdcluster_api.v1alpha1 import PDClusterSpec
 
 NAMESPACE = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "serving"}}
 
 
-def refusal(text: str) -> ResourceError:
+def rejection(text: str) -> ResourceError:
     with pytest.raises(ResourceError) as caught:
         load_cluster(text, source="my.yaml")
     return caught.value
@@ -35,49 +39,49 @@ def test_empty_documents_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n", "---\n---\n", "~\n"])
-def test_an_empty_file_is_refused_with_where_to_begin(text: str) -> None:
-    error = refusal(text)
+def test_an_empty_file_is_rejected_with_where_to_begin(text: str) -> None:
+    error = rejection(text)
     assert "my.yaml: is empty; write a PDCluster into it" in str(error)
     assert "examples/01-minimal" in str(error)
 
 
 def test_a_file_without_cluster_says_what_it_holds_instead() -> None:
-    assert "holds no PDCluster, only Namespace" in str(refusal(text_of(NAMESPACE)))
+    assert "holds no PDCluster, only Namespace" in str(rejection(text_of(NAMESPACE)))
 
 
-def test_a_second_cluster_is_refused_by_name_and_line() -> None:
-    error = refusal(text_of(resource(name="one"), resource(name="two")))
+def test_a_second_cluster_is_rejected_by_name_and_line() -> None:
+    error = rejection(text_of(resource(name="one"), resource(name="two")))
     assert "holds 2 resources of kind PDCluster (one, two)" in str(error)
     assert error.problems[0].line is not None
 
 
 @pytest.mark.parametrize("kind", ["PdCluster", "pdcluster", "PDClusters", "PDCLuster", "DPCluster"])
-def test_a_misspelt_kind_is_refused_with_a_suggestion(kind: str) -> None:
-    error = refusal(text_of(resource() | {"kind": kind}))
+def test_a_misspelt_kind_is_rejected_with_a_suggestion(kind: str) -> None:
+    error = rejection(text_of(resource() | {"kind": kind}))
     assert f"my.yaml:2: kind: {kind}: " in str(error)
     assert "did you mean PDCluster?" in str(error)
 
 
-def test_an_unknown_kind_of_our_group_is_refused() -> None:
+def test_an_unknown_kind_of_our_group_is_rejected() -> None:
     document = {"apiVersion": "pdcluster.io/v1alpha1", "kind": "Widget", "metadata": {"name": "x"}}
-    assert "is not a kind of pdcluster.io" in str(refusal(text_of(resource(), document)))
+    assert "is not a kind of pdcluster.io" in str(rejection(text_of(resource(), document)))
 
 
-def test_another_version_of_the_kind_is_refused() -> None:
-    error = refusal(text_of(resource() | {"apiVersion": "pdcluster.io/v1"}))
+def test_another_version_of_the_kind_is_rejected() -> None:
+    error = rejection(text_of(resource() | {"apiVersion": "pdcluster.io/v1"}))
     assert "my.yaml:1: apiVersion: pdcluster.io/v1: must be pdcluster.io/v1alpha1" == str(error)
 
 
 @pytest.mark.parametrize("missing", ["apiVersion", "kind"])
-def test_a_document_without_kind_or_version_is_refused(missing: str) -> None:
+def test_a_document_without_kind_or_version_is_rejected(missing: str) -> None:
     document = resource()
     del document[missing]
-    assert "begin it with apiVersion: pdcluster.io/v1alpha1" in str(refusal(text_of(document)))
+    assert "begin it with apiVersion: pdcluster.io/v1alpha1" in str(rejection(text_of(document)))
 
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "just words\n", "17\n"])
-def test_a_document_that_is_no_mapping_is_refused(text: str) -> None:
-    assert "my.yaml:1: is not a resource" in str(refusal(text))
+def test_a_document_that_is_no_mapping_is_rejected(text: str) -> None:
+    assert "my.yaml:1: is not a resource" in str(rejection(text))
 
 
 @pytest.mark.parametrize(
@@ -91,8 +95,8 @@ def test_a_document_that_is_no_mapping_is_refused(text: str) -> None:
         ("a: \x07\n", "is not YAML"),
     ],
 )
-def test_broken_yaml_is_refused_with_its_line(text: str, told: str) -> None:
-    assert told in str(refusal(text))
+def test_broken_yaml_is_rejected_with_its_line(text: str, told: str) -> None:
+    assert told in str(rejection(text))
 
 
 def test_every_problem_is_told_at_once_with_its_line() -> None:
@@ -108,17 +112,63 @@ def test_every_problem_is_told_at_once_with_its_line() -> None:
         "  kvTransfer:\n"  # 9
         "    kvLeaseDurationSeconds: 4\n"  # 10
     )
-    found = {(format_path(problem.path), problem.line) for problem in refusal(text).problems}
-    assert found == {
+    found = [(format_path(problem.path), problem.line) for problem in rejection(text).problems]
+    assert found == [
         ("spec.engine.image", 6),
         ("spec.engine.imag", 6),
         ("spec.prefill.replicas", 8),
         ("spec.kvTransfer.kvLeaseDurationSeconds", 10),
-    }
+    ]
+
+
+def test_problems_stand_in_the_order_of_the_file_not_of_the_schema() -> None:
+    text = text_of(
+        {
+            "apiVersion": "pdcluster.io/v1alpha1",
+            "kind": "PDCluster",
+            "metadata": {"name": "qwen"},
+            "spec": {
+                "ratio": {"minPrefillPerDecode": "1/4"},
+                "decode": {"replicas": "two"},
+                "prefill": {"replicas": "two"},
+                "engine": {"image": 3},
+                "model": {"name": "m"},
+            },
+        }
+    )
+    error = rejection(text)
+    assert [format_path(problem.path) for problem in error.problems] == [
+        "spec.ratio.minPrefillPerDecode",
+        "spec.decode.replicas",
+        "spec.prefill.replicas",
+        "spec.engine.image",
+    ]
+    lines = [int(line.split(":")[1]) for line in str(error).splitlines()]
+    assert lines == sorted(lines)
+
+
+def test_a_wrong_item_is_not_told_as_a_missing_one_too() -> None:
+    [problem] = rejection(text_of(resource(kvTransfer={"backends": ["ucx"]}))).problems
+    assert format_path(problem.path) == "spec.kvTransfer.backends[0]"
+
+
+def test_every_pattern_of_the_spec_is_told_in_words_with_an_example() -> None:
+    def patterns(node: object) -> Iterator[str]:
+        if isinstance(node, dict):
+            # A quantity has a message of its own.
+            if isinstance(node.get("pattern"), str) and "anyOf" not in node:
+                yield node["pattern"]
+            node = list(node.values())
+        if isinstance(node, list):
+            for inner in node:
+                yield from patterns(inner)
+
+    assert set(FORMS) == set(patterns(PDClusterSpec.model_json_schema()))
+    assert all("like " in words for words in FORMS.values())
 
 
 def test_a_rule_between_fields_points_to_the_field_even_where_it_is_not_in_the_file() -> None:
-    error = refusal(text_of(resource(prefill={"replicas": 0})))
+    error = rejection(text_of(resource(prefill={"replicas": 0})))
     problem = error.problems[0]
     assert problem.path == ("spec", "decode", "replicas")
     assert problem.value is None
@@ -144,8 +194,8 @@ def test_a_rule_between_fields_points_to_the_field_even_where_it_is_not_in_the_f
     ],
     ids=str,
 )
-def test_what_no_program_honours_yet_is_refused_by_path(fields: dict[str, object]) -> None:
-    error = refusal(text_of(resource(**fields)))
+def test_what_no_program_honours_yet_is_rejected_by_path(fields: dict[str, object]) -> None:
+    error = rejection(text_of(resource(**fields)))
     [problem] = error.problems
     assert problem.message.startswith("not yet supported; ")
     assert problem.line is not None
@@ -188,7 +238,7 @@ def test_paths_are_written_as_people_do(path: tuple[str | int, ...], text: str) 
 
 
 def told_of(text: str) -> list[str] | None:
-    """Return what is told of a refused text; None where it is accepted."""
+    """Return what is told of a rejected text; None where it is accepted."""
     try:
         load_cluster(text, source="my.yaml")
     except ResourceError as error:
@@ -197,7 +247,7 @@ def told_of(text: str) -> list[str] | None:
 
 
 @given(st.text())
-def test_no_text_whatever_ends_in_anything_but_a_refusal(text: str) -> None:
+def test_no_text_whatever_ends_in_anything_but_a_rejection(text: str) -> None:
     told = told_of(text)
     assert told is None or told
 
@@ -215,7 +265,7 @@ NODES = st.sampled_from(
 
 
 @given(node=NODES, value=JSON_VALUES)
-def test_no_value_whatever_at_a_node_ends_in_anything_but_a_refusal(
+def test_no_value_whatever_at_a_node_ends_in_anything_but_a_rejection(
     node: str, value: object
 ) -> None:
     told = told_of(text_of(resource(**{node: value})))

@@ -30,7 +30,7 @@ def test_a_proxy_config_is_camel_case_on_disk() -> None:
     assert ProxyConfig.model_validate(written) == config
 
 
-def test_an_unknown_key_of_a_proxy_config_is_refused() -> None:
+def test_an_unknown_key_of_a_proxy_config_is_rejected() -> None:
     with pytest.raises(ValidationError, match="not permitted"):
         ProxyConfig.model_validate(CONFIG | {"colour": "red"})
 
@@ -82,6 +82,6 @@ def test_a_newer_proxys_fields_are_skipped() -> None:
 
 
 @pytest.mark.parametrize("count", [-1, "many"])
-def test_a_count_that_is_none_is_refused(count: object) -> None:
+def test_a_count_that_is_none_is_rejected(count: object) -> None:
     with pytest.raises(ValidationError):
         ProxyState.model_validate({"cluster": "q", "inFlight": count})

@@ -99,7 +99,7 @@ def spellings(flag: str) -> Iterator[str]:
 @pytest.mark.parametrize(
     "word", [word for flag in OWNED_FLAGS for name in flag.names for word in spellings(name)]
 )
-def test_an_owned_flag_is_refused_in_every_spelling(word: str) -> None:
+def test_an_owned_flag_is_rejected_in_every_spelling(word: str) -> None:
     with pytest.raises(ValidationError):
         cluster(prefill={"args": [word]})
 

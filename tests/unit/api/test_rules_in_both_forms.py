@@ -79,7 +79,7 @@ def _only_rules() -> dict[str, Any]:
 def test_a_resource_that_breaks_rules_breaks_them_in_cel_too(document: Any) -> None:
     in_models, _ = broken_in_models(document)
     in_cel = broken_in_cel(document)
-    # A model's rules are not asked while a part of it is refused; the API server asks all.
+    # A model's rules are not asked while a part of it is rejected; the API server asks all.
     assert in_models <= in_cel
     assert in_cel
 

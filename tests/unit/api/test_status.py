@@ -27,7 +27,7 @@ def test_an_older_operators_status_is_read() -> None:
     assert status.roles[0].ready == 2
 
 
-def test_a_status_with_a_role_twice_is_refused() -> None:
+def test_a_status_with_a_role_twice_is_rejected() -> None:
     with pytest.raises(ValueError, match="a second time"):
         PDClusterStatus.model_validate_json('{"roles": [{"name": "prefill"}, {"name": "prefill"}]}')
 

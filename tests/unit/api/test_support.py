@@ -25,7 +25,7 @@ def test_only_the_image_needs_a_cluster_in_the_minimal_resource() -> None:
         ({"rollout": {"paused": False}}, "spec.rollout"),
         ({"ratio": {}}, "spec.ratio"),
         (
-            {"drain": {"terminationGracePeriodSeconds": 9}},
+            {"drain": {"terminationGracePeriodSeconds": 90}},
             "spec.drain.terminationGracePeriodSeconds",
         ),
     ],

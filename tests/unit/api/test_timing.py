@@ -52,7 +52,7 @@ def test_a_stated_deadline_replaces_both() -> None:
 
 
 @pytest.mark.parametrize("lease", [6, 7, 8])
-def test_a_lease_too_short_for_a_first_hand_off_is_refused_with_the_remedy(lease: int) -> None:
+def test_a_lease_too_short_for_a_first_hand_off_is_rejected_with_the_remedy(lease: int) -> None:
     with pytest.raises(TimingError) as caught:
         timing_of(kvTransfer={"kvLeaseDurationSeconds": lease})
     assert caught.value.field == "spec.kvTransfer.kvLeaseDurationSeconds"
@@ -66,8 +66,8 @@ def test_a_longer_lease_than_the_admission_timeout_sets_the_shutdown_timeout() -
 
 
 def test_a_stated_grace_is_kept_and_what_is_needed_stays_known() -> None:
-    timing = timing_of(drain={"terminationGracePeriodSeconds": 20})
-    assert (timing.prefill_grace_s, timing.decode_grace_s) == (20, 20)
+    timing = timing_of(drain={"terminationGracePeriodSeconds": 100})
+    assert (timing.prefill_grace_s, timing.decode_grace_s) == (100, 100)
     assert (timing.prefill_grace_needed_s, timing.decode_grace_needed_s) == (155, 605)
 
 

@@ -80,12 +80,12 @@ def test_the_formula_of_the_grace_gives_its_figure(lease: int) -> None:
 
 def test_a_stated_figure_names_its_field_instead() -> None:
     proxy = {"handOffDeadlineSeconds": 7, "maxHoldSeconds": 60}
-    drain = {"terminationGracePeriodSeconds": 20}
+    drain = {"terminationGracePeriodSeconds": 100}
     new = figure("hand-off deadline, new pair", proxy=proxy)
     assert (new.seconds, new.formula) == (7, "spec.proxy.handOffDeadlineSeconds = 7")
     assert figure("longest hold", proxy=proxy).formula == "spec.proxy.maxHoldSeconds"
     grace = figure("decode termination grace", drain=drain)
-    assert (grace.seconds, grace.formula) == (20, "spec.drain.terminationGracePeriodSeconds")
+    assert (grace.seconds, grace.formula) == (100, "spec.drain.terminationGracePeriodSeconds")
 
 
 def test_with_a_keeper_nothing_bounds_the_hand_off() -> None:
@@ -112,10 +112,10 @@ def test_another_rule_becomes_the_tightest() -> None:
 
 
 def test_a_grace_that_is_too_short_is_said_to_break_a_rule() -> None:
-    text = explained(drain={"terminationGracePeriodSeconds": 20})
-    assert re.search(r"BROKEN +prefill grace 20 >= .* = 155 +\(-135 s\)", text)
-    assert tight(drain={"terminationGracePeriodSeconds": 20}) == [
-        "decode grace 20 >= what a whole drain needs = 605"
+    text = explained(drain={"terminationGracePeriodSeconds": 100})
+    assert re.search(r"BROKEN +prefill grace 100 >= .* = 155 +\(-55 s\)", text)
+    assert tight(drain={"terminationGracePeriodSeconds": 100}) == [
+        "decode grace 100 >= what a whole drain needs = 605"
     ]
 
 

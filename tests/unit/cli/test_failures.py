@@ -1,15 +1,15 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.fleets import member
+from tests.support.snapshots import member
 
 from pdcluster_cli.errors import StartError, StartTimeoutError
-from pdcluster_cli.exit_codes import EXIT_CODE_HELP, ExitCode
+from pdcluster_cli.exit_codes import EXIT_CODE_HELP, MEANINGS, ExitCode
 from pdcluster_cli.up.failures import restart_message, start_error
-from pdcluster_cli.up.fleet import Kind, Member
 from pdcluster_cli.up.lifecycle import Phase
 from pdcluster_cli.up.planning import KillReason
 from pdcluster_cli.up.remedies import REMEDIES, remedy_for
+from pdcluster_cli.up.snapshot import Kind, Member
 
 
 def ended(**fields: object) -> Member:
@@ -83,6 +83,7 @@ def test_one_that_is_started_again_says_why(reason: KillReason | None, told: str
 
 
 def test_the_help_names_every_exit_code() -> None:
-    for code in ExitCode:
-        assert f"{code.value} " in EXIT_CODE_HELP
-    assert [code.value for code in ExitCode] == [0, 1, 2, 3, 4]
+    assert set(MEANINGS) == set(ExitCode)
+    for code, words in MEANINGS.items():
+        assert f"{code.value} {words}" in EXIT_CODE_HELP
+    assert [code.value for code in ExitCode] == [0, 1, 2, 3, 4, 130]

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from pdcluster_cli.settings import Settings
@@ -9,10 +7,10 @@ from pdcluster_cli.settings import Settings
 
 def test_everything_lies_below_home_by_default() -> None:
     assert Settings.from_environ({"HOME": "/home/me"}) == Settings(
-        cache_dir=Path("/home/me/.cache/pdcluster"),
-        state_dir=Path("/home/me/.local/state/pdcluster"),
-        models_dir=Path("/home/me/.cache/huggingface"),
-        home_dir=Path("/home/me"),
+        cache_dir="/home/me/.cache/pdcluster",
+        state_dir="/home/me/.local/state/pdcluster",
+        models_dir="/home/me/.cache/huggingface",
+        home_dir="/home/me",
     )
 
 
@@ -28,7 +26,7 @@ def test_everything_lies_below_home_by_default() -> None:
 )
 def test_a_variable_moves_its_folder(name: str, value: str, field: str, expected: str) -> None:
     settings = Settings.from_environ({"HOME": "/home/me", name: value})
-    assert getattr(settings, field) == Path(expected)
+    assert getattr(settings, field) == expected
 
 
 def test_an_empty_variable_counts_as_unset() -> None:
@@ -38,4 +36,4 @@ def test_an_empty_variable_counts_as_unset() -> None:
 
 
 def test_without_a_home_there_is_still_an_answer() -> None:
-    assert Settings.from_environ({}).state_dir == Path("/.local/state/pdcluster")
+    assert Settings.from_environ({}).state_dir == "/.local/state/pdcluster"

@@ -4,23 +4,23 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.support.fleets import SITE, fleet, next_address, wish
 from tests.support.resources import ENGINE
+from tests.support.snapshots import SITE, next_address, snapshot, wish
 
-from pdcluster_cli.up.fleet import Fleet, Kind, Stop, host_of
 from pdcluster_cli.up.lifecycle import Phase
+from pdcluster_cli.up.snapshot import Kind, Snapshot, Stop, host_of
 from pdcluster_cli.up.wishes import EngineSource, retargeted
 from pdcluster_lease.errors import TimingError
 from pdcluster_operator.program.programs import EngineProgram, ProxyProgram
 
 
-def aimed(current: Fleet, now: float = 0.0, **fields: Any) -> Fleet:
+def aimed(current: Snapshot, now: float = 0.0, **fields: Any) -> Snapshot:
     return retargeted(current, wish(**fields), now=now, address=next_address)
 
 
-def serving(**fields: Any) -> Fleet:
-    """Return a fleet that has fulfilled a wish."""
-    started = aimed(fleet(), **fields)
+def serving(**fields: Any) -> Snapshot:
+    """Return a snapshot that has fulfilled a wish."""
+    started = aimed(snapshot(), **fields)
     return replace(
         started,
         members=tuple(
@@ -30,22 +30,22 @@ def serving(**fields: Any) -> Fleet:
     )
 
 
-def names(current: Fleet, *, wanted: bool = True) -> list[str]:
+def names(current: Snapshot, *, wanted: bool = True) -> list[str]:
     return [one.name for one in current.members if one.wanted is wanted]
 
 
 ALL = ["prefill-0", "prefill-1", "decode-0", "decode-1", "proxy"]
 
 
-def test_an_empty_fleet_gets_all_that_is_wished_for_to_be_launched_now() -> None:
-    current = aimed(fleet(), now=7.0)
+def test_an_empty_snapshot_gets_all_that_is_wished_for_to_be_launched_now() -> None:
+    current = aimed(snapshot(), now=7.0)
     assert names(current) == ALL
     assert {one.launch_at for one in current.members} == {7.0}
     assert {one.phase for one in current.members} == {Phase.EXITED}
 
 
 def test_each_engine_has_an_address_of_its_own_and_the_proxy_the_usual_one() -> None:
-    current = aimed(fleet())
+    current = aimed(snapshot())
     hosts = [host_of(one.program) for one in current.members]
     assert hosts == ["127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5", "127.0.0.1"]
     proxy = current.members[-1].program
@@ -148,7 +148,7 @@ def test_both_roles_asleep_leave_the_proxy() -> None:
 
 
 def test_the_settle_time_is_the_resources() -> None:
-    assert aimed(fleet(), drain={"settleSeconds": 2}).settle_s == 2.0
+    assert aimed(snapshot(), drain={"settleSeconds": 2}).settle_s == 2.0
 
 
 def test_an_impossible_lease_is_no_wish() -> None:
@@ -163,7 +163,7 @@ def test_engines_from_elsewhere_are_other_programs() -> None:
 
 
 def test_caches_are_kept_apart_by_revision() -> None:
-    current = aimed(fleet())
+    current = aimed(snapshot())
     program = current.members[0].program
     assert isinstance(program, EngineProgram)
     assert dict(program.env)["XDG_CACHE_HOME"] == f"/scratch/{program.revision}/cache"

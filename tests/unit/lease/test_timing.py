@@ -70,7 +70,7 @@ def test_an_override_replaces_both_figures(met: bool) -> None:
 
 @pytest.mark.parametrize("override", [0, -1, 4, 1000])
 @pytest.mark.parametrize("keeper", [True, False])
-def test_an_override_outside_its_bounds_is_refused(override: int, keeper: bool) -> None:
+def test_an_override_outside_its_bounds_is_rejected(override: int, keeper: bool) -> None:
     timing = LeaseTiming.from_duration(6)  # 6 - 1 - 2 leaves 1..3
     with pytest.raises(TimingError, match=r"spec\.proxy\.handOffDeadlineSeconds") as caught:
         timing.hand_off_deadline_s(met=True, keeper=keeper, override_s=override)
@@ -80,7 +80,7 @@ def test_an_override_outside_its_bounds_is_refused(override: int, keeper: bool) 
 
 @pytest.mark.parametrize("duration", [6, 7, 8])
 @pytest.mark.parametrize("met", [True, False])
-def test_without_keeper_and_override_a_lease_below_nine_is_refused(
+def test_without_keeper_and_override_a_lease_below_nine_is_rejected(
     duration: int, met: bool
 ) -> None:
     timing = LeaseTiming.from_duration(duration)

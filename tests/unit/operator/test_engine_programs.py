@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from pdcluster_api.proxy_config import Role
 from pdcluster_api.v1alpha1.engine import ValueSource
 from pdcluster_lease.errors import TimingError
 from pdcluster_operator.program.engine import (
+    QUIET_VLLM,
     default_command,
     endpoint_of,
+    engine_program,
     engine_programs,
     role_spec,
 )
@@ -118,6 +121,13 @@ def test_served_name_and_revision_come_from_the_model() -> None:
 
 def test_no_revision_renders_no_flag() -> None:
     assert "--revision" not in programs()["prefill-0"].argv
+
+
+def test_what_the_place_asks_for_comes_before_the_resources_own_words() -> None:
+    asked = cluster(engine=ENGINE | {"args": ["--a"]}, decode={"args": ["--b"]})
+    place = replace(local(Role.DECODE, 0), args=QUIET_VLLM)
+    argv = engine_program(asked, Role.DECODE, place).argv
+    assert argv[-4:] == ("--disable-access-log-for-endpoints", "/health,/metrics", "--a", "--b")
 
 
 def test_the_users_words_come_last_the_roles_after_the_engines() -> None:

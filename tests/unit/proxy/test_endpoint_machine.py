@@ -9,13 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdcluster_proxy.core.endpoint import (
+    DISCOVERED,
     FIRST_EJECTION_S,
     LONGEST_EJECTION_S,
+    SHOWN_STATES,
     TABLE,
     UPSTREAM_FAILURES_TO_EJECT,
     EndpointEvent,
     EndpointStatus,
+    Trust,
     may_eject,
+    shown_state,
     step,
 )
 from pdcluster_proxy.core.messages import EndpointState
@@ -38,12 +42,43 @@ def test_the_table_has_every_pair() -> None:
     assert set(itertools.product(EndpointState, EndpointEvent)) == set(TABLE)
 
 
-def test_one_refused_connect_ejects_until_a_check_passes() -> None:
+def test_one_failed_connect_ejects_until_a_check_passes() -> None:
     ejected = run(E.FAILED_LOCALLY)
     assert EJECTED is ejected.state
     assert EJECTED is step(ejected, E.TICK, now=1e6).state
     returned = step(ejected, E.CHECK_PASSED, now=1.0)
-    assert (READY, True) == (returned.state, returned.on_probation)
+    assert (READY, Trust.ON_PROBATION) == (returned.state, returned.trust)
+
+
+def test_a_new_endpoint_serves_with_its_first_passed_check_and_without_probation() -> None:
+    assert (EJECTED, "unproven") == (DISCOVERED.state, shown_state(DISCOVERED))
+    assert EndpointStatus() == step(DISCOVERED, E.CHECK_PASSED, now=1.0)
+    assert READY is run(E.CHECK_PASSED, E.FAILED_UPSTREAM, status=DISCOVERED).state
+
+
+@pytest.mark.parametrize("event", [e for e in E if e not in {E.CHECK_PASSED, E.DELETED, E.DRAIN}])
+def test_nothing_but_a_passed_check_proves_a_new_endpoint(event: EndpointEvent) -> None:
+    assert DISCOVERED == step(DISCOVERED, event, now=1e6)
+
+
+def test_a_new_endpoint_that_drains_is_unproven_until_its_check_and_never_ready() -> None:
+    draining = step(DISCOVERED, E.DRAIN, now=0.0)
+    assert "unproven" == shown_state(draining)
+    assert "draining" == shown_state(step(draining, E.CHECK_PASSED, now=1.0))
+    assert DISCOVERED == step(draining, E.UNDRAIN, now=1.0)
+
+
+def test_an_ejected_endpoint_is_never_called_unproven() -> None:
+    out = run(E.CHECK_PASSED, E.FAILED_LOCALLY, status=DISCOVERED)
+    assert (EJECTED, "ejected") == (out.state, shown_state(out))
+
+
+@pytest.mark.parametrize("state", [s for s in EndpointState if s is not GONE])
+@pytest.mark.parametrize("trust", list(Trust))
+def test_every_endpoint_is_shown_in_one_of_the_known_words(
+    state: EndpointState, trust: Trust
+) -> None:
+    assert shown_state(EndpointStatus(state=state, trust=trust)) in SHOWN_STATES
 
 
 def test_bad_answers_eject_only_in_a_row() -> None:

@@ -167,12 +167,12 @@ def test_numbers_of_an_answer_are_not_reformatted() -> None:
         (b'{"error":{"message":"too long","code":400}}', "too long"),
         (b'{"object":"error","message":"old shape"}', "old shape"),
         (b"plain text", "plain text"),
-        (b"", "The engine refused the request without saying why."),
+        (b"", "The engine rejected the request without saying why."),
         (b"\xff\xfe", "\ufffd\ufffd"),
         (b"x" * 5000, "x" * 2000),
     ],
 )
-def test_an_engine_s_refusal_is_put_into_words_whatever_its_shape(
+def test_an_engine_s_rejection_is_put_into_words_whatever_its_shape(
     body: bytes, expected: str
 ) -> None:
     assert expected == upstream_error_message(body)

@@ -28,15 +28,15 @@ from pdcluster_proxy.core.exchange import (
     Event,
     Exchange,
     FirstEvent,
-    Grant,
+    HeldLease,
     NoEndpoint,
     PickDecode,
     PickPrefill,
     PrefillPicked,
     PrefillReplied,
-    Refuse,
     Relay,
     Respond,
+    RespondError,
     SendDecode,
     SendPrefill,
     State,
@@ -46,9 +46,10 @@ from pdcluster_proxy.core.exchange import (
 )
 from pdcluster_proxy.core.exchange_table import IMPOSSIBLE, TABLE, step
 from pdcluster_proxy.core.failures import Failure, FailureKind, Leg
+from pdcluster_proxy.core.picker import Lack
 
 EVENTS: tuple[type[Event], ...] = get_args(Event)
-GRANT = Grant("cmpl-1", 100.0)
+GRANT = HeldLease("cmpl-1", 100.0)
 NO_TIME = 100.0
 
 
@@ -67,7 +68,7 @@ def exchange(state: State, **fields: object) -> Exchange:
         state=state,
         prefill="p1" if state not in {State.NEW, State.ADMITTED} else "",
         decode="d1" if state in {State.HANDING_OFF, State.DECODING, State.STREAMING} else "",
-        grant=GRANT if state in held else None,
+        lease=GRANT if state in held else None,
         hand_off_s=20.0 if state in held else None,
         prefill_tries=1 if state is State.PREFILLING else 0,
     )
@@ -128,7 +129,7 @@ def test_the_plain_way_streams_and_ends_the_lease_when_the_answer_begins() -> No
 def test_a_whole_answer_is_sent_once_it_is_complete() -> None:
     x, commands = step(exchange(State.DECODING), UpstreamEnded(), now=105.0)
     assert State.DONE is x.state
-    assert (EndLease(release=False), Respond()) == commands
+    assert (EndLease(release=False, was_read=True), Respond()) == commands
 
 
 def test_a_request_without_prefill_leg_goes_to_a_decode_engine_at_once() -> None:
@@ -149,14 +150,14 @@ def test_the_clock_is_checked_with_the_connection_in_hand(now: float, state: Sta
 def test_a_late_hand_off_is_prefilled_again_and_its_lease_released() -> None:
     x, commands = step(exchange(State.HANDING_OFF), DecodeConnected(), now=121.0)
     assert (AbortLeg(), EndLease(release=True), PickPrefill()) == commands
-    assert (None, "", 1) == (x.grant, x.decode, x.late_hand_offs)
+    assert (None, "", 1) == (x.lease, x.decode, x.late_hand_offs)
 
 
 def test_late_hand_offs_are_bounded() -> None:
     late = exchange(State.HANDING_OFF, late_hand_offs=MAX_LATE_HAND_OFFS)
     x, commands = step(late, DecodeConnected(), now=121.0)
     assert State.FAILED is x.state
-    assert [AbortLeg, EndLease, Refuse] == kinds(commands)
+    assert [AbortLeg, EndLease, RespondError] == kinds(commands)
 
 
 def test_without_a_bound_the_clock_never_strikes() -> None:
@@ -167,13 +168,13 @@ def test_without_a_bound_the_clock_never_strikes() -> None:
 def test_a_decode_engine_that_accepted_nothing_leaves_the_params_good() -> None:
     failed = UpstreamFailed(Leg.DECODE, UNREACHED)
     x, commands = step(exchange(State.HANDING_OFF), failed, now=105.0)
-    assert (State.GRANTED, GRANT, frozenset({"d1"})) == (x.state, x.grant, x.bad_decode)
+    assert (State.GRANTED, GRANT, frozenset({"d1"})) == (x.state, x.lease, x.bad_decode)
     assert (PickDecode(),) == commands
 
 
 def test_a_decode_engine_that_accepted_spends_the_params() -> None:
     x, commands = step(exchange(State.DECODING), UpstreamFailed(Leg.DECODE, BROKEN), now=105.0)
-    assert (State.ADMITTED, None, frozenset({"d1"})) == (x.state, x.grant, x.bad_decode)
+    assert (State.ADMITTED, None, frozenset({"d1"})) == (x.state, x.lease, x.bad_decode)
     assert (AbortLeg(), EndLease(release=False), PickPrefill()) == commands
 
 
@@ -186,7 +187,7 @@ def test_params_are_spent_once_per_exchange() -> None:
     again = exchange(State.DECODING, spent_params=1)
     x, commands = step(again, UpstreamFailed(Leg.DECODE, BROKEN), now=105.0)
     assert State.FAILED is x.state
-    assert [AbortLeg, EndLease, Refuse] == kinds(commands)
+    assert [AbortLeg, EndLease, RespondError] == kinds(commands)
 
 
 def test_nothing_is_prefilled_again_unless_another_decode_engine_is_ready() -> None:
@@ -196,12 +197,12 @@ def test_nothing_is_prefilled_again_unless_another_decode_engine_is_ready() -> N
     assert PickPrefill not in kinds(commands)
 
 
-def test_a_refused_request_is_the_client_s_and_never_tried_again() -> None:
-    refused = failure(FailureKind.REFUSED, answered=True)
+def test_a_rejected_request_is_the_client_s_and_never_tried_again() -> None:
+    rejected = failure(FailureKind.REJECTED, answered=True)
     for leg, state in ((Leg.PREFILL, State.PREFILLING), (Leg.DECODE, State.DECODING)):
-        x, commands = step(exchange(state), UpstreamFailed(leg, refused), now=105.0)
+        x, commands = step(exchange(state), UpstreamFailed(leg, rejected), now=105.0)
         assert State.FAILED is x.state
-        assert Refuse(refused) == commands[-1]
+        assert RespondError(rejected) == commands[-1]
 
 
 @pytest.mark.parametrize(
@@ -243,19 +244,38 @@ def test_after_the_first_byte_nothing_is_retried_and_the_end_is_visible() -> Non
 
 def test_nobody_to_decode_is_waited_for_and_everybody_is_asked_again() -> None:
     waiting = exchange(State.GRANTED, bad_decode=frozenset({"d1"}))
-    x, commands = step(waiting, NoEndpoint("no-decode-engine", "none"), now=105.0)
+    x, commands = step(waiting, NoEndpoint(Lack.DECODE, "none"), now=105.0)
     assert (State.GRANTED, frozenset()) == (x.state, x.bad_decode)
     assert (AwaitDecode(),) == commands
 
 
-def test_nobody_to_prefill_is_refused_unless_d_may_prefill_locally() -> None:
+def test_nobody_to_prefill_ends_it_unless_d_may_prefill_locally() -> None:
     admitted = exchange(State.ADMITTED)
-    x, commands = step(admitted, NoEndpoint("no-prefill-engine", "none"), now=0.0)
+    x, commands = step(admitted, NoEndpoint(Lack.PREFILL, "none"), now=0.0)
     assert State.FAILED is x.state
-    assert [Refuse] == kinds(commands)
-    x, commands = step(admitted, NoEndpoint("no-prefill-engine", "", decode_only=True), now=0.0)
+    assert [RespondError] == kinds(commands)
+    x, commands = step(admitted, NoEndpoint(Lack.PREFILL, "", True), now=0.0)
     assert (State.ADMITTED, False) == (x.state, x.two_legs)
     assert (PickDecode(),) == commands
+
+
+@pytest.mark.parametrize("lack", [Lack.DECODE, Lack.PAIR])
+def test_d_prefills_locally_only_where_it_is_a_prefill_engine_that_lacks(lack: Lack) -> None:
+    admitted = exchange(State.ADMITTED)
+    x, commands = step(admitted, NoEndpoint(lack, "", may_prefill_locally=True), now=0.0)
+    assert State.FAILED is x.state
+    (answer,) = commands
+    assert isinstance(answer, RespondError)
+    assert (503, lack.value) == (answer.failure.status, answer.failure.code)
+
+
+@pytest.mark.parametrize("event", [FirstEvent(), UpstreamEnded()])
+def test_only_a_lease_whose_answer_has_begun_was_read(event: Event) -> None:
+    ends = [c for c in step(exchange(State.DECODING), event, now=1.0)[1] if type(c) is EndLease]
+    assert [EndLease(release=False, was_read=True)] == ends
+    for other in (ClientGone(), UpstreamFailed(Leg.DECODE, BROKEN)):
+        ends = [c for c in step(exchange(State.DECODING), other, now=1.0)[1] if type(c) is EndLease]
+        assert [False] == [end.was_read for end in ends]
 
 
 @pytest.mark.parametrize(
@@ -280,7 +300,7 @@ def test_a_client_that_leaves_closes_the_right_leg_in_every_state(
     x, commands = step(exchange(state), ClientGone(), now=105.0)
     assert expected == list(commands)
     assert x.state is (state if state in FINAL_STATES else State.CANCELLED)
-    assert x.grant is None
+    assert x.lease is None
 
 
 @pytest.mark.parametrize("state", [s for s in State if s not in FINAL_STATES])
@@ -288,7 +308,7 @@ def test_the_overall_deadline_ends_an_exchange_in_every_state(state: State) -> N
     late = failure(FailureKind.SILENT)
     x, commands = step(exchange(state), DeadlinePassed(late), now=105.0)
     assert State.FAILED is x.state
-    told = StreamError(late) if state is State.STREAMING else Refuse(late)
+    told = StreamError(late) if state is State.STREAMING else RespondError(late)
     assert told == commands[-1]
 
 
@@ -304,14 +324,14 @@ FAILURES = st.builds(
 
 def events_for(x: Exchange, name: str) -> st.SearchStrategy[Event]:
     leg = Leg.PREFILL if x.state is State.PREFILLING else Leg.DECODE
-    grants = st.builds(Grant, st.just(name), st.floats(0, 50))
+    grants = st.builds(HeldLease, st.just(name), st.floats(0, 50))
     makers: dict[type[Event], st.SearchStrategy[Event]] = {
         Admitted: st.just(Admitted()),
         PrefillPicked: st.sampled_from(["p1", "p2", "p3"]).map(PrefillPicked),
         DecodePicked: st.builds(
             DecodePicked, st.sampled_from(["d1", "d2"]), st.none() | st.floats(1, 30)
         ),
-        NoEndpoint: st.builds(NoEndpoint, st.just("c"), st.just("m"), st.booleans()),
+        NoEndpoint: st.builds(NoEndpoint, st.sampled_from(Lack), st.just("m"), st.booleans()),
         PrefillReplied: grants.map(PrefillReplied),
         DecodeConnected: st.just(DecodeConnected()),
         FirstEvent: st.just(FirstEvent()),
@@ -342,18 +362,18 @@ def test_no_walk_breaks_a_rule(data: st.DataObject, two_legs: bool) -> None:
         assert x.state in TABLE[before.state, type(event)].to
         granted += isinstance(event, PrefillReplied)
         ended += names.count(EndLease)
-        told += sum(names.count(kind) for kind in (Refuse, Respond, Relay))
+        told += sum(names.count(kind) for kind in (RespondError, Respond, Relay))
         if SendDecode in names:
             sent += 1
-            assert before.grant is None or now <= before.grant.clock_start + (
+            assert before.lease is None or now <= before.lease.clock_start + (
                 before.hand_off_s if before.hand_off_s is not None else now
             )
         # Whatever waits comes last: nothing after it would run in time.
         waits = {PickPrefill, SendPrefill, PickDecode, AwaitDecode, ConnectDecode, SendDecode}
         assert all(name not in waits for name in names[:-1])
         assert x.late_hand_offs <= MAX_LATE_HAND_OFFS
-        assert granted - ended == (x.grant is not None)
+        assert granted - ended == (x.lease is not None)
     assert sent <= 2
     assert told <= 1
     if x.state in FINAL_STATES:
-        assert x.grant is None
+        assert x.lease is None

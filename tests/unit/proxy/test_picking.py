@@ -13,6 +13,7 @@ from pdcluster_proxy.core.picker import (
     Mine,
     NoPick,
     Pool,
+    has_decode,
     make_pool,
     pick_decode,
     pick_prefill,
@@ -60,7 +61,7 @@ def decode(
 
 
 def name_of(picked: EndpointView | NoPick) -> str:
-    return picked.name if isinstance(picked, EndpointView) else picked.reason
+    return picked.name if isinstance(picked, EndpointView) else picked.lack.value
 
 
 def test_prefill_goes_to_the_fewest_outstanding_prompt_tokens() -> None:
@@ -193,3 +194,25 @@ def test_nobody_with_less_load_is_passed_over(loads: list[int], rng: Random) -> 
     picked = pick_decode(of, mine=mine, excluded=frozenset(), prefill=None, engine_id=None, rng=rng)
     assert isinstance(picked, EndpointView)
     assert min(loads) == mine[picked.name].legs
+
+
+ENDPOINTS = st.builds(
+    endpoint,
+    st.sampled_from(["d1", "d2", "d3"]),
+    revision=st.sampled_from(["r1", "r2"]),
+    block_size=st.sampled_from([None, 16, 32]),
+    state=st.sampled_from(EndpointState),
+)
+
+
+@given(
+    st.lists(ENDPOINTS, max_size=4, unique_by=lambda e: e.name),
+    st.frozensets(st.sampled_from(["d1", "d2", "d3"])),
+    st.none() | st.builds(endpoint, st.just("p1"), block_size=st.sampled_from([None, 16])),
+)
+def test_somebody_else_decodes_exactly_where_somebody_would_be_picked(
+    endpoints: list[EndpointView], excluded: frozenset[str], p: EndpointView | None
+) -> None:
+    of = pool(*endpoints)
+    would_pick = isinstance(decode(of, p, excluded=excluded), EndpointView)
+    assert would_pick == has_decode(of, excluded=excluded, prefill=p)

@@ -56,7 +56,7 @@ def rejection(body: bytes, api: Api = Api.CHAT) -> RejectedError:
         b'{"a":' * 50_000,
     ],
 )
-def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
+def test_a_body_that_is_no_json_object_is_rejected(body: bytes) -> None:
     error = rejection(body)
     assert (400, "invalid-request", None) == (error.status_code, error.code, error.param)
 
@@ -75,14 +75,14 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
         "extra_body",
     ],
 )
-def test_a_connector_field_of_a_client_is_refused_by_name(name: str) -> None:
+def test_a_connector_field_of_a_client_is_rejected_by_name(name: str) -> None:
     error = rejection(chat(**{name: {"remote_host": "10.0.0.1"}}))
     assert (400, name) == (error.status_code, error.param)
     assert name in str(error)
 
 
 @pytest.mark.parametrize("empty", [None, {}])
-def test_an_empty_connector_field_is_taken_out_and_not_refused(empty: object) -> None:
+def test_an_empty_connector_field_is_taken_out_and_not_rejected(empty: object) -> None:
     request = parse(chat(kv_transfer_params=empty))
     assert "kv_transfer_params" not in json.loads(decode_body(request, None))
 
@@ -99,7 +99,7 @@ def test_a_doubled_key_reaches_both_legs_once_with_its_last_value() -> None:
         assert b'"temperature":0.7' in leg
 
 
-def test_a_doubled_connector_key_is_refused_whichever_comes_last() -> None:
+def test_a_doubled_connector_key_is_rejected_whichever_comes_last() -> None:
     first = b',"kv_transfer_params":null,"kv_transfer_params":{"a":1}}'
     assert rejection(chat()[:-1] + first).param == "kv_transfer_params"
 
@@ -131,14 +131,14 @@ def test_another_model_is_not_found() -> None:
         ("messages", {"role": "user"}),
     ],
 )
-def test_a_wrong_value_where_the_proxy_needs_one_is_refused_by_field(
+def test_a_wrong_value_where_the_proxy_needs_one_is_rejected_by_field(
     field: str, value: object
 ) -> None:
     error = rejection(chat(**{field: value}))
     assert (400, field) == (error.status_code, error.param)
 
 
-def test_a_request_without_prompt_is_refused_by_field() -> None:
+def test_a_request_without_prompt_is_rejected_by_field() -> None:
     assert rejection(b'{"model":"m"}').param == "messages"
     assert rejection(b'{"model":"m"}', Api.COMPLETIONS).param == "prompt"
 
@@ -262,7 +262,7 @@ def test_what_makes_the_prompt_is_byte_equal_on_both_legs(
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_refused_or_read_but_never_crash(body: bytes) -> None:
+def test_any_bytes_are_rejected_or_read_but_never_crash(body: bytes) -> None:
     with contextlib.suppress(RejectedError):
         parse(body)
 

@@ -6,19 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdcluster_proxy.companion.ledger import MAX_HELD, Ledger
-from pdcluster_proxy.core.messages import LeaseEvent, LeaseEventKind
+from pdcluster_proxy.core.messages import LeaseStep, LeaseStepKind
 
-GRANTED, HANDED_OFF, ENDED = LeaseEventKind
+GRANTED, HANDED_OFF, ENDED = LeaseStepKind
 DURATIONS = {"p-0": 30, "p-1": 6}
 
 
 def step(
-    kind: LeaseEventKind, request: str = "a", endpoint: str = "p-0", age_s: float = 0.0
-) -> LeaseEvent:
-    return LeaseEvent(kind=kind, endpoint=endpoint, request_id=request, age_s=age_s)
+    kind: LeaseStepKind, request: str = "a", endpoint: str = "p-0", age_s: float = 0.0
+) -> LeaseStep:
+    return LeaseStep(kind=kind, endpoint=endpoint, request_id=request, age_s=age_s)
 
 
-def ledger(*events: LeaseEvent, now: float = 0.0) -> Ledger:
+def ledger(*events: LeaseStep, now: float = 0.0) -> Ledger:
     made = Ledger(max_hold_s=60)
     for event in events:
         made.apply(event, now=now)
@@ -77,10 +77,10 @@ def test_the_ledger_is_bounded() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(list(LeaseEventKind)), st.sampled_from("abc"), st.floats(0, 20))
+        st.tuples(st.sampled_from(list(LeaseStepKind)), st.sampled_from("abc"), st.floats(0, 20))
     )
 )
-def test_a_sweep_visits_every_lease(events: list[tuple[LeaseEventKind, str, float]]) -> None:
+def test_a_sweep_visits_every_lease(events: list[tuple[LeaseStepKind, str, float]]) -> None:
     made = Ledger(max_hold_s=60)
     held: dict[str, tuple[float, bool]] = {}
     now = 0.0

@@ -95,6 +95,6 @@ def test_frames_cut_anywhere_arrive_whole(payloads: list[bytes], size: int) -> N
     assert payloads == got
 
 
-def test_a_frame_over_the_bound_is_refused() -> None:
+def test_a_frame_over_the_bound_is_an_error() -> None:
     with pytest.raises(UpstreamFailureError, match="is over"):
         FrameReader().feed((MAX_FRAME_BYTES + 1).to_bytes(4, "big"))

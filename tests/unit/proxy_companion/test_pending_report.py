@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pdcluster_proxy.core.messages import (
     HistogramIncrement,
     InFlight,
-    LeaseEvent,
-    LeaseEventKind,
+    LeaseStep,
+    LeaseStepKind,
     Outcome,
     OutcomeKind,
     PairMet,
@@ -22,14 +22,14 @@ from pdcluster_proxy.core.messages import (
 from pdcluster_proxy.core.reporting import MAX_PENDING, PendingReport
 from pdcluster_proxy.metrics import METRICS
 
-GRANTED, HANDED_OFF, ENDED = LeaseEventKind
+GRANTED, HANDED_OFF, ENDED = LeaseStepKind
 SUCCEEDED, LOCALLY, UPSTREAM = OutcomeKind
 BOUNDS = METRICS["request_seconds"].buckets
 
 
-def lease(kind: LeaseEventKind, request_id: str = "r", *, release: bool = False) -> LeaseEvent:
+def lease(kind: LeaseStepKind, request_id: str = "r", *, release: bool = False) -> LeaseStep:
     is_read = kind is ENDED and not release
-    return LeaseEvent(
+    return LeaseStep(
         kind=kind,
         endpoint="p-0",
         request_id=request_id,
@@ -46,13 +46,13 @@ def taken(pending: PendingReport) -> Report:
 
 def test_a_lease_that_began_and_ended_within_a_report_is_told_as_a_pair() -> None:
     pending = PendingReport()
-    for kind in LeaseEventKind:
+    for kind in LeaseStepKind:
         pending.add_lease(lease(kind))
     report = taken(pending)
     assert report.leases == ()
     assert report.pairs_met == (PairMet("p-0", "e", "d-0", 3),)
     assert {(name, labels): n for name, labels, n in report.counters} == {
-        ("leases_total", ("p-0", kind.value)): 1.0 for kind in LeaseEventKind
+        ("leases_total", ("p-0", kind.value)): 1.0 for kind in LeaseStepKind
     }
 
 
@@ -78,16 +78,16 @@ def test_a_lease_that_somebody_must_release_is_told_whole() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from("abc"), st.sampled_from(list(LeaseEventKind)), st.booleans()),
+        st.tuples(st.sampled_from("abc"), st.sampled_from(list(LeaseStepKind)), st.booleans()),
         max_size=30,
     )
 )
 def test_a_ledger_knows_the_same_leases_by_reports_as_by_every_step(
-    steps: list[tuple[str, LeaseEventKind, bool]],
+    steps: list[tuple[str, LeaseStepKind, bool]],
 ) -> None:
     pending, told, straight = PendingReport(), set[str](), set[str]()
 
-    def apply(held: set[str], event: LeaseEvent) -> None:
+    def apply(held: set[str], event: LeaseStep) -> None:
         if event.kind is GRANTED:
             held.add(event.request_id)
         elif event.kind is ENDED:

@@ -52,9 +52,38 @@ def figures(started_at: float | None, load: Load = LOAD) -> EngineFigures:
 def test_a_new_endpoint_serves_only_after_its_first_passed_check() -> None:
     roster = Roster(lease_duration_s=30)
     found = roster.adopt(listed(engine()), now=0.0)
-    assert found == (Transition(endpoint="p-0", old=None, new=EJECTED, why="Discovered"),)
+    assert found == (Transition(endpoint="p-0", old="", new="unproven", why="Discovered"),)
     passed = roster.check_passed("p-0", now=1.0)
-    assert passed == (Transition(endpoint="p-0", old=EJECTED, new=READY, why="CheckPassed"),)
+    assert passed == (Transition(endpoint="p-0", old="unproven", new="ready", why="CheckPassed"),)
+
+
+def test_a_new_endpoint_is_out_for_workers_and_unproven_for_people() -> None:
+    roster = roster_of(engine("p-0"), engine("p-1"), engine("d-0"), passed=False)
+    roster.check_passed("p-1", now=1.0)
+    assert view(roster).state is EJECTED
+    assert roster.shown_states() == {"p-0": "unproven", "p-1": "ready", "d-0": "unproven"}
+    assert roster.census(Role.PREFILL) == {"unproven": 1, "ready": 1}
+
+
+def test_an_endpoint_whose_first_checks_fail_stays_unproven() -> None:
+    roster = roster_of(engine(), passed=False)
+    for unreached in (True, False, False, False):
+        assert roster.check_failed("p-0", unreached=unreached, now=1.0) == ()
+    assert roster.shown_states() == {"p-0": "unproven"}
+
+
+def test_an_endpoint_that_returns_from_an_ejection_is_not_unproven_again() -> None:
+    roster = roster_of(engine("p-0"), engine("p-1"))
+    roster.outcome("p-0", OutcomeKind.FAILED_LOCALLY, now=1.0)
+    assert roster.shown_states()["p-0"] == "ejected"
+    (back,) = roster.check_passed("p-0", now=2.0)
+    assert (back.old, back.new) == ("ejected", "ready")
+
+
+def test_the_first_check_puts_nobody_on_probation() -> None:
+    roster = roster_of(engine("p-0"), engine("p-1"))
+    assert roster.outcome("p-0", OutcomeKind.FAILED_UPSTREAM, now=1.0) == ()
+    assert roster.shown_states()["p-0"] == "ready"
 
 
 def test_a_pair_is_ready_only_within_one_revision() -> None:
@@ -78,7 +107,7 @@ def test_never_more_than_half_of_a_role_is_ejected() -> None:
     roster = roster_of(engine("p-0"), engine("p-1"))
     roster.outcome("p-0", OutcomeKind.FAILED_LOCALLY, now=1.0)
     assert roster.outcome("p-1", OutcomeKind.FAILED_LOCALLY, now=1.0) == ()
-    assert roster.count("prefill", READY) == 1
+    assert roster.census(Role.PREFILL) == {"ready": 1, "ejected": 1}
 
 
 def test_bad_answers_eject_for_a_time() -> None:
@@ -86,7 +115,7 @@ def test_bad_answers_eject_for_a_time() -> None:
     for _ in range(2):
         assert roster.outcome("p-0", OutcomeKind.FAILED_UPSTREAM, now=1.0) == ()
     (out,) = roster.outcome("p-0", OutcomeKind.FAILED_UPSTREAM, now=1.0)
-    assert out.new is EJECTED
+    assert out.new == EJECTED
     assert roster.check_passed("p-0", now=2.0) == ()
     (back,) = roster.tick(now=20.0)
     assert (back.new, back.why) == (READY, "Tick")
@@ -94,17 +123,17 @@ def test_bad_answers_eject_for_a_time() -> None:
 
 def test_one_slow_check_ejects_nobody_but_two_in_a_row_do() -> None:
     roster = roster_of(engine("p-0"), engine("p-1"))
-    assert roster.check_failed("p-0", refused=False, now=1.0) == ()
+    assert roster.check_failed("p-0", unreached=False, now=1.0) == ()
     roster.check_passed("p-0", now=2.0)
-    assert roster.check_failed("p-0", refused=False, now=3.0) == ()
-    (out,) = roster.check_failed("p-0", refused=False, now=4.0)
+    assert roster.check_failed("p-0", unreached=False, now=3.0) == ()
+    (out,) = roster.check_failed("p-0", unreached=False, now=4.0)
     assert (out.new, out.why) == (EJECTED, "CheckFailed")
 
 
-def test_a_refused_check_ejects_at_once() -> None:
+def test_an_engine_out_of_reach_is_ejected_at_once() -> None:
     roster = roster_of(engine("p-0"), engine("p-1"))
-    (out,) = roster.check_failed("p-0", refused=True, now=1.0)
-    assert out.new is EJECTED
+    (out,) = roster.check_failed("p-0", unreached=True, now=1.0)
+    assert out.new == EJECTED
 
 
 def test_draining_and_undraining_follow_the_file() -> None:
@@ -127,7 +156,7 @@ def test_what_is_said_of_an_endpoint_that_is_gone_changes_nothing() -> None:
     roster.adopt(listed(), now=1.0)
     assert roster.outcome("p-0", OutcomeKind.FAILED_LOCALLY, now=1.0) == ()
     assert roster.check_passed("p-0", now=1.0) == ()
-    assert roster.check_failed("p-0", refused=True, now=1.0) == ()
+    assert roster.check_failed("p-0", unreached=True, now=1.0) == ()
     assert not roster.scraped("p-0", figures(1.0), now=1.0)
     roster.scrape_failed("p-0")
     assert not roster.learnt_engine_id("p-0", "e")
@@ -150,22 +179,22 @@ def test_another_process_start_is_another_boot() -> None:
     assert (first.engine_id, second.engine_id) == ("old", None)
 
 
-def test_without_a_start_time_a_refused_connection_tells_of_a_boot() -> None:
+def test_without_a_start_time_a_failed_connect_tells_of_a_boot() -> None:
     roster = roster_of(engine())
     before = view(roster).incarnation
-    roster.check_failed("p-0", refused=False, now=1.0)
+    roster.check_failed("p-0", unreached=False, now=1.0)
     roster.check_passed("p-0", now=2.0)
     assert view(roster).incarnation == before
-    roster.check_failed("p-0", refused=True, now=3.0)
+    roster.check_failed("p-0", unreached=True, now=3.0)
     roster.check_passed("p-0", now=4.0)
     assert view(roster).incarnation > before
 
 
-def test_with_a_start_time_a_refused_connection_alone_is_no_boot() -> None:
+def test_with_a_start_time_a_failed_connect_alone_is_no_boot() -> None:
     roster = roster_of(engine())
     roster.scraped("p-0", figures(1000.0), now=1.0)
     before = view(roster).incarnation
-    roster.check_failed("p-0", refused=True, now=2.0)
+    roster.check_failed("p-0", unreached=True, now=2.0)
     roster.check_passed("p-0", now=3.0)
     assert view(roster).incarnation == before
 
@@ -184,7 +213,7 @@ def test_an_entry_that_changes_is_another_engine(changes: dict[str, object]) -> 
     roster = roster_of(engine())
     before = view(roster)
     transitions = roster.adopt(listed(engine(**changes)), now=1.0)
-    assert [t.new for t in transitions] == [EndpointState.GONE, EJECTED]
+    assert [t.new for t in transitions] == ["gone", "unproven"]
     assert view(roster).incarnation > before.incarnation
 
 
@@ -225,7 +254,7 @@ def test_a_load_ages_and_is_unknown_after_a_failure() -> None:
     roster.scrape_failed("p-0")
     assert view(roster, now=12.0).load is None
     roster.scraped("p-0", figures(None), now=13.0)
-    roster.check_failed("p-0", refused=False, now=14.0)
+    roster.check_failed("p-0", unreached=False, now=14.0)
     assert view(roster, now=14.0).load is None
 
 

@@ -81,6 +81,6 @@ def test_an_ipv6_host_is_bracketed() -> None:
 
 
 @pytest.mark.parametrize("value", [b"a\r\nx: y", b"a\nb"])
-def test_a_field_with_a_line_end_is_refused(value: bytes) -> None:
+def test_a_field_with_a_line_end_is_an_error(value: bytes) -> None:
     with pytest.raises(ValueError, match="line end"):
         request_head("POST", "/", ENGINE, [(b"x-a", value)], 0)

@@ -36,7 +36,6 @@ def framing(
     is_chunked: bool = True,
     frames_output: bool = True,
     held: bytes = b"",
-    first_edit: EventEditor | None = None,
     max_event_bytes: int = 1 << 20,
 ) -> StreamFraming:
     if decoder is None and is_chunked:
@@ -45,7 +44,6 @@ def framing(
         decoder=decoder,
         editor=editor,
         held=held,
-        first_edit=first_edit,
         frames_output=frames_output,
         max_event_bytes=max_event_bytes,
     )
@@ -105,13 +103,13 @@ def pieces(wire: bytes, data: st.DataObject) -> list[bytes]:
         b"3\r\nabc\rX",
     ],
 )
-def test_malformed_chunks_are_refused(wire: bytes) -> None:
+def test_malformed_chunks_are_an_error(wire: bytes) -> None:
     with pytest.raises(FramingError):
         ChunkDecoder().feed(wire)
 
 
 @pytest.mark.parametrize("start", [b"3;", b"0\r\n"])
-def test_an_endless_line_is_refused(start: bytes) -> None:
+def test_an_endless_line_is_an_error(start: bytes) -> None:
     decoder = ChunkDecoder()
     decoder.feed(start)
     decoder.feed(b"x" * 16_000)
@@ -191,22 +189,6 @@ def test_a_dropped_event_leaves_no_empty_chunk() -> None:
     assert framing(lambda _: b"").forward(frame_chunk(b'data: {"usage": 1}\n\n')) == b""
 
 
-def test_the_first_event_is_edited_whatever_it_contains_and_only_it() -> None:
-    subject = framing(keep, first_edit=mark)
-    out = run(subject, frame_chunk(PLAIN), frame_chunk(PLAIN), LAST_CHUNK)
-    assert decoded(b"".join(out)) == mark(PLAIN) + PLAIN
-
-
-def test_the_first_edit_of_two_events_in_one_read_leaves_the_second_alone() -> None:
-    out = framing(keep, first_edit=mark).forward(frame_chunk(PLAIN + PLAIN))
-    assert decoded(out) == mark(PLAIN) + PLAIN
-
-
-def test_what_the_first_edit_lets_through_is_still_edited() -> None:
-    event = b'data: {"usage": 1}\n\n'
-    assert decoded(framing(mark, first_edit=keep).forward(frame_chunk(event))) == mark(event)
-
-
 def test_what_was_held_before_the_relay_comes_first() -> None:
     decoder = ChunkDecoder()
     held = decoder.feed(frame_chunk(PLAIN) + frame_chunk(b"data: b")[:-2])
@@ -215,7 +197,7 @@ def test_what_was_held_before_the_relay_comes_first() -> None:
     assert decoded(b"".join(out)) == PLAIN + b"data: b\n\n"
 
 
-def test_an_event_over_the_cap_is_refused() -> None:
+def test_an_event_over_the_cap_is_an_error() -> None:
     subject = framing(max_event_bytes=1000)
     subject.forward(frame_chunk(b"x" * 1000))
     with pytest.raises(FramingError, match="larger than 1000 bytes"):
@@ -289,7 +271,6 @@ EVENTS = st.one_of(
     is_chunked=st.booleans(),
     by_event=st.booleans(),
     frames_output=st.booleans(),
-    has_first_edit=st.booleans(),
     num_held=st.integers(0, 3),
     data=st.data(),
 )
@@ -299,15 +280,11 @@ def test_every_event_arrives_once_in_order_and_edited_where_marked(  # noqa: PLR
     is_chunked: bool,
     by_event: bool,
     frames_output: bool,
-    has_first_edit: bool,
     num_held: int,
     data: st.DataObject,
 ) -> None:
     events = [*events, DONE] if is_terminated else events
-    expected = []
-    for index, event in enumerate(events):
-        edited = b": first\n" + event if has_first_edit and index == 0 else event
-        expected.append(mark(edited) if any(m in event for m in EDIT_MARKS) else edited)
+    expected = [mark(e) if any(m in e for m in EDIT_MARKS) else e for e in events]
 
     body = b"".join(events)
     chunks = events if by_event else pieces(body, data)
@@ -323,7 +300,6 @@ def test_every_event_arrives_once_in_order_and_edited_where_marked(  # noqa: PLR
         is_chunked=is_chunked,
         held=held,
         frames_output=frames_output,
-        first_edit=(lambda event: b": first\n" + event) if has_first_edit else None,
     )
     out = run(subject, b"", *reads)
 

@@ -1,4 +1,4 @@
-"""From bodies to engine requests: what is taken, what is refused, in vLLM's words."""
+"""From bodies to engine requests: what is taken, what is rejected, in vLLM's words."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pytest
 from pdcluster_lease.params import RequestId
 from pdcluster_sim.api.faults import Fault, Faults
 from pdcluster_sim.api.logprobs import chat_logprobs, completion_logprobs
-from pdcluster_sim.api.refusals import RequestRefusedError
+from pdcluster_sim.api.rejections import RequestRejectedError
 from pdcluster_sim.api.sampling import (
     chat_tokens,
     check_model,
+    check_stream_options,
     completion_prompts,
     engine_requests,
     read_sampling,
@@ -63,15 +64,15 @@ def requests_of(
         (b'{"a":' * 100_000, "body", "Bad Request"),
     ],
 )
-def test_a_body_of_the_wrong_shape_is_refused_by_place(raw: bytes, param: str, kind: str) -> None:
-    with pytest.raises(RequestRefusedError) as caught:
+def test_a_body_of_the_wrong_shape_is_rejected_by_place(raw: bytes, param: str, kind: str) -> None:
+    with pytest.raises(RequestRejectedError) as caught:
         completion(raw)
     assert (param, kind, 400) == (caught.value.param, caught.value.kind, caught.value.status)
     assert str(caught.value).startswith("1 validation error:")
 
 
 def test_a_missing_field_is_named() -> None:
-    with pytest.raises(RequestRefusedError) as caught:
+    with pytest.raises(RequestRejectedError) as caught:
         parse_body(b'{"model": "m"}', ChatRequest)
     assert caught.value.param == "body.messages"
     assert "Field required" in str(caught.value)
@@ -97,19 +98,23 @@ def test_numbers_may_be_texts_and_unknown_fields_are_passed_over() -> None:
         (b'{"n": 0}', None, "n must be at least 1, got 0."),
         (b'{"n": 20000}', None, "n must be at most 16384"),
         (b'{"n": 2, "temperature": 0}', None, "n must be 1 when using greedy sampling, got 2."),
-        (
-            b'{"stream_options": {"include_usage": true}}',
-            "stream_options",
-            "Stream options can only be defined",
-        ),
         (b'{"stop": ""}', "stop", "stop cannot contain an empty string"),
     ],
 )
-def test_a_value_out_of_range_is_refused(raw: bytes, param: str | None, words: str) -> None:
-    with pytest.raises(RequestRefusedError) as caught:
+def test_a_value_out_of_range_is_rejected(raw: bytes, param: str | None, words: str) -> None:
+    with pytest.raises(RequestRejectedError) as caught:
         requests_of(raw)
     assert (param, "BadRequestError") == (caught.value.param, caught.value.kind)
     assert words in str(caught.value)
+
+
+def test_stream_options_need_a_stream() -> None:
+    options = b'"stream_options": {"include_usage": true}'
+    with pytest.raises(RequestRejectedError, match="Stream options can only be") as caught:
+        check_stream_options(completion(b"{" + options + b"}"))
+    assert caught.value.param == "stream_options"
+    check_stream_options(completion(b'{"stream": true, ' + options + b"}"))
+    check_stream_options(completion(b'{"stream_options": {}}'))
 
 
 @pytest.mark.parametrize(
@@ -132,8 +137,8 @@ def test_near_the_end_of_the_context_the_default_cap_shrinks() -> None:
 
 
 @pytest.mark.parametrize(("num_tokens", "raw"), [(100, b"{}"), (95, b'{"max_tokens": 6}')])
-def test_what_does_not_fit_is_refused(num_tokens: int, raw: bytes) -> None:
-    with pytest.raises(RequestRefusedError, match="maximum context length is 100") as caught:
+def test_what_does_not_fit_is_rejected(num_tokens: int, raw: bytes) -> None:
+    with pytest.raises(RequestRejectedError, match="maximum context length is 100") as caught:
         requests_of(raw, num_tokens=num_tokens)
     assert caught.value.param == "input_tokens"
 
@@ -182,8 +187,8 @@ def test_a_prompt_is_text_or_tokens_or_a_list(
         b'{"prompt": [999999999]}',
     ],
 )
-def test_what_is_no_prompt_is_refused(raw: bytes) -> None:
-    with pytest.raises(RequestRefusedError) as caught:
+def test_what_is_no_prompt_is_rejected(raw: bytes) -> None:
+    with pytest.raises(RequestRejectedError) as caught:
         completion_prompts(completion(raw))
     assert caught.value.status == 400
 
@@ -217,16 +222,16 @@ def test_a_turn_without_content_is_an_empty_one() -> None:
         '[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]',
     ],
 )
-def test_a_conversation_that_is_none_is_refused(messages: str) -> None:
-    with pytest.raises(RequestRefusedError) as caught:
+def test_a_conversation_that_is_none_is_rejected(messages: str) -> None:
+    with pytest.raises(RequestRejectedError) as caught:
         chat(messages)
     assert caught.value.kind == "BadRequestError"
 
 
-def test_an_unknown_model_is_refused_and_none_at_all_is_the_one_there_is() -> None:
+def test_an_unknown_model_is_rejected_and_none_at_all_is_the_one_there_is() -> None:
     check_model("a", ("a", "b"))
     check_model(None, ("a",))
-    with pytest.raises(RequestRefusedError, match="Valid aliases: a, b") as caught:
+    with pytest.raises(RequestRejectedError, match="Valid aliases: a, b") as caught:
         check_model("c", ("a", "b"))
     assert (404, "NotFoundError", "model") == (
         caught.value.status,

@@ -79,16 +79,6 @@ def test_of_equal_names_the_first_block_stays() -> None:
     assert pool.cached_prefix([b"same"]) == (taken[0],)
 
 
-def test_forgetting_prefixes_frees_nothing() -> None:
-    pool = BlockPool(4)
-    taken = pool.take((), 2)
-    assert taken is not None
-    pool.cache(taken[0], b"a")
-    pool.forget_prefixes()
-    assert pool.cached_prefix([b"a"]) == ()
-    assert pool.num_free == 1
-
-
 class PoolModel(RuleBasedStateMachine):
     """Requests that take, name, share and free blocks."""
 

@@ -12,10 +12,9 @@ from pdcluster_lease.wire import Heartbeat, TransferComplete
 from pdcluster_sim.core.messages import (
     Cancel,
     FinishReason,
-    HandshakeFailed,
     PeerLost,
     ReadBroke,
-    RefuseUnread,
+    RejectUnread,
     SendNote,
     ShakeHands,
     StartRead,
@@ -347,14 +346,14 @@ def test_a_client_that_leaves_while_reading_frees_both_sides_when_the_read_is_ov
     assert d.finish() is FinishReason.ABORT
 
 
-def test_a_request_refused_before_the_engine_releases_its_lease(p: Rig, d: Rig) -> None:
-    d.handle(RefuseUnread(read_request_params(p.prefill(PROMPT))))
+def test_a_request_rejected_before_the_engine_releases_its_lease(p: Rig, d: Rig) -> None:
+    d.handle(RejectUnread(read_request_params(p.prefill(PROMPT))))
     settle(p, d)
     assert p.usage == 0.0
 
 
-def test_a_refused_prefill_request_releases_nothing(d: Rig) -> None:
-    d.handle(RefuseUnread(read_request_params({"do_remote_decode": True})))
+def test_a_rejected_prefill_request_releases_nothing(d: Rig) -> None:
+    d.handle(RejectUnread(read_request_params({"do_remote_decode": True})))
     d.advance()
     assert d.effects == []
 
@@ -422,12 +421,6 @@ def test_a_failed_handshake_is_tried_again_by_the_next_request(p: Rig) -> None:
     assert right(OTHER) == d.complete(
         OTHER, name="b", max_tokens=8, params=p.prefill(OTHER, name="l2")
     )
-
-
-def test_a_handshake_that_fails_for_nobody_changes_nothing(d: Rig) -> None:
-    d.handle(HandshakeFailed(type(d.engine_id)("stranger"), "late"))
-    d.advance()
-    assert d.outputs == []
 
 
 # --- malformed params -----------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.sim_rig import BLOCK_SIZE, PREFILL_TOKENS_PER_S, STEP_S, Rig
+from tests.support.sim_rig import BLOCK_SIZE, PREFILL_TOKENS_PER_S, STEP_S, Rig, wired
 
 from pdcluster_lease.params import RequestId
 from pdcluster_sim.core.messages import FinishReason
@@ -244,3 +244,37 @@ def test_figures_add_up_at_the_end() -> None:
     assert stats.arrived_at <= stats.scheduled_at < stats.first_token_at < stats.last_token_at
     assert stats.last_token_at == stats.ended_at
     assert (stats.num_prompt_tokens, stats.num_output_tokens, stats.max_tokens) == (10, 3, 3)
+
+
+# --- blocks that two want -------------------------------------------------------------------------
+
+
+def look(rig: Rig) -> bool:
+    """Look when the core asks for it; False where it asks for input."""
+    if not rig.has_input:
+        if rig.next_at is None:
+            return False
+        rig.now = max(rig.now, rig.next_at)
+    rig.advance()
+    return True
+
+
+@pytest.mark.parametrize("num_looks", range(1, 14))
+def test_whose_blocks_have_arrived_does_not_wait_for_one_that_needs_them(num_looks: int) -> None:
+    # Of seven blocks two are read into, and the longer one outgrows the other five: it gives its
+    # own up and stands at the queue's head again, before the one that could go on. The blocks
+    # arrive before that, in the very pass, or later.
+    p, d = Rig(name="p"), Rig(name="d", num_blocks=8, holds_reads=True)
+    wired(p, d)
+    params = p.prefill(tuple(range(300, 308)))
+    d.now = p.now
+    d.submit(tuple(range(400, 416)), name="long", max_tokens=8)
+    d.submit(tuple(range(300, 308)), name="read", max_tokens=2, params=params)
+    for _ in range(num_looks):
+        look(d)
+    d.holds_reads = False
+    d.let_reads_arrive()
+    for _ in range(500):
+        assert not d.core.is_busy or look(d), "an engine with work waits for input"
+    assert (d.finish("read"), d.finish("long")) == (FinishReason.LENGTH, FinishReason.LENGTH)
+    assert d.usage == 0.0

@@ -1,4 +1,4 @@
-"""vLLM's command line: what is honoured, what is accepted, what is refused and how."""
+"""vLLM's command line: what is honoured, what is accepted, what is rejected and how."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def with_config(**changes: object) -> tuple[str, str]:
     return "--kv-transfer-config", json.dumps({**CONFIG, **changes})
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """Parse what vLLM's parser refuses; return what it says."""
+def rejection(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """Parse what vLLM's parser rejects; return what it says."""
     with pytest.raises(SystemExit) as caught:
         parse(*argv)
     assert caught.value.code == 2
@@ -135,10 +135,10 @@ def test_a_flag_that_changes_nothing_is_accepted_with_its_value(flag: str) -> No
         ("--kv-lease-duration", "6"),
     ],
 )
-def test_an_unknown_flag_is_refused(
+def test_an_unknown_flag_is_rejected(
     capsys: pytest.CaptureFixture[str], argv: tuple[str, ...]
 ) -> None:
-    assert "unrecognized arguments" in refusal(capsys, *argv)
+    assert "unrecognized arguments" in rejection(capsys, *argv)
 
 
 @pytest.mark.parametrize(
@@ -160,10 +160,10 @@ def test_an_unknown_flag_is_refused(
         (("--port",), "--port"),
     ],
 )
-def test_a_wrong_value_is_refused_and_its_flag_named(
+def test_a_wrong_value_is_rejected_and_its_flag_named(
     capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], named: str
 ) -> None:
-    assert named in refusal(capsys, *argv)
+    assert named in rejection(capsys, *argv)
 
 
 @pytest.mark.parametrize(
@@ -186,13 +186,13 @@ def test_a_wrong_value_is_refused_and_its_flag_named(
         ),
     ],
 )
-def test_what_cannot_work_is_refused_by_name(argv: tuple[str, ...], named: str) -> None:
+def test_what_cannot_work_is_rejected_by_name(argv: tuple[str, ...], named: str) -> None:
     with pytest.raises(FlagError, match=named):
         parse(*argv)
 
 
 @pytest.mark.parametrize("port", ["", "0", "65536", "http", "-1", "5600.0"])
-def test_a_side_channel_port_that_is_none_is_refused(port: str) -> None:
+def test_a_side_channel_port_that_is_none_is_rejected(port: str) -> None:
     with pytest.raises(FlagError, match="VLLM_NIXL_SIDE_CHANNEL_PORT"):
         parse_settings(with_config(), {"VLLM_NIXL_SIDE_CHANNEL_PORT": port})
 
@@ -223,3 +223,17 @@ def test_help_says_what_is_not_vllms(capsys: pytest.CaptureFixture[str]) -> None
     shown = capsys.readouterr().out
     assert "flags that vLLM does not have" in shown
     assert "--sim-step-time-ms" in shown
+
+
+def test_tools_are_parsed_where_both_flags_say_so() -> None:
+    both = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    assert parse_settings(both, {}).parses_tools
+    assert not parse_settings(both[1:], {}).parses_tools
+    with pytest.raises(FlagError, match="needs --tool-call-parser"):
+        parse_settings(both[:1], {})
+
+
+def test_probes_and_scrapes_are_not_logged_unless_asked_for() -> None:
+    assert parse_settings([], {}).unlogged_paths == {"/health", "/metrics"}
+    given = parse_settings(["--disable-access-log-for-endpoints", "/ping,/load"], {})
+    assert given.unlogged_paths == {"/ping", "/load"}

@@ -1,0 +1,5 @@
+"""``python -m pdcluster_operator``."""
+
+from pdcluster_operator.main import main
+
+main()

@@ -1,0 +1,4 @@
+"""kopf as a source of events.
+
+Shell.
+"""

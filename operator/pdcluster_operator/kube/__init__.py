@@ -1,0 +1,4 @@
+"""The Kubernetes API: reading, writing, leading.
+
+Shell.
+"""

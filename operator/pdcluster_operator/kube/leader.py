@@ -1,0 +1,84 @@
+"""Which of the operator's replicas acts.
+
+Shell around the official client's leader election. A Lease in the operator's own namespace says who
+leads; whoever loses it ends, and is started again as a follower.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import aiohttp
+from kubernetes.aio.client import ApiClient, ApiException
+from kubernetes.aio.leaderelection.electionconfig import Config
+from kubernetes.aio.leaderelection.leaderelection import LeaderElection
+from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
+from typing_extensions import override
+
+__all__ = ["LEASE_NAME", "lead"]
+
+_LOG = logging.getLogger(__name__)
+
+LEASE_NAME: Final = "pdcluster-operator"
+DURATION_S: Final = 15.0
+"""A follower takes over after so long a silence."""
+RENEW_DEADLINE_S: Final = 10.0
+"""A leader that could not renew for so long ends: before a follower may take over."""
+RETRY_S: Final = 2.0
+
+
+class _Lock(LeaseLock):
+    """The same, without dying of an API server that is away for a moment."""
+
+    @override
+    async def get(self, name: str, namespace: str) -> Any:
+        try:
+            return await super().get(name, namespace)
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            return False, ApiException(reason=str(error) or type(error).__name__)
+
+    @override
+    async def update(self, name: str, namespace: str, updated_record: Any) -> bool:
+        try:
+            return bool(await super().update(name, namespace, updated_record))
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return False
+
+    @override
+    async def create(self, name: str, namespace: str, election_record: Any) -> bool:
+        try:
+            return bool(await super().create(name, namespace, election_record))
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return False
+
+
+async def lead(
+    api: ApiClient, *, namespace: str, instance: str, act: Callable[[], Awaitable[None]]
+) -> None:
+    """Wait until this replica leads, act, and return when it does not lead any more.
+
+    Args:
+        api: The official client.
+        namespace: Where the Lease lies.
+        instance: Name of this replica.
+        act: What the leader does; cancelled when the Lease is lost.
+    """
+
+    async def started() -> None:
+        _LOG.info("leader.started", extra={"instance": instance})
+        await act()
+
+    async def stopped() -> None:
+        _LOG.warning("leader.lost", extra={"instance": instance})
+
+    config = Config(
+        _Lock(LEASE_NAME, namespace, instance, api),
+        lease_duration=DURATION_S,
+        renew_deadline=RENEW_DEADLINE_S,
+        retry_period=RETRY_S,
+        onstarted_leading=started,
+        onstopped_leading=stopped,
+    )
+    await LeaderElection(config).run()

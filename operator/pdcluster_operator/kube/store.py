@@ -1,0 +1,132 @@
+"""What the watches have told so far: clusters, their children and pods.
+
+Shell. The one place of mutable state that snapshots are made from. An object that was just written
+is put in as the server answered it, so that a plan is never made from what was before one's own
+write; an older version that a watch brings later is not taken.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+from pdcluster_operator.manifests.objects import ObjectKey
+from pdcluster_operator.model.observed import ApplyFailure, RawObject
+from pdcluster_operator.model.reading import cluster_name_of, dig
+
+__all__ = ["ClusterKey", "Store"]
+
+ClusterKey: TypeAlias = tuple[str, str]
+"""Namespace and name of a PDCluster."""
+
+
+class Store:
+    """Everything known of every cluster."""
+
+    def __init__(self) -> None:
+        # This is all the mutable state.
+        self._clusters: dict[ClusterKey, RawObject] = {}
+        self._children: dict[ClusterKey, dict[ObjectKey, RawObject]] = defaultdict(dict)
+        self._strangers: dict[ClusterKey, dict[ObjectKey, RawObject]] = defaultdict(dict)
+        self._pods: dict[ClusterKey, dict[str, RawObject]] = defaultdict(dict)
+        self._failures: dict[ClusterKey, dict[ObjectKey, ApplyFailure]] = defaultdict(dict)
+
+    def put(self, raw: RawObject) -> ClusterKey | None:
+        """Take an object as it is now; give the cluster it belongs to."""
+        kind, name = str(raw.get("kind", "")), str(dig(raw, "metadata", "name") or "")
+        namespace = str(dig(raw, "metadata", "namespace") or "")
+        if kind == "PDCluster":
+            key = (namespace, name)
+            if is_newer(raw, self._clusters.get(key)):
+                self._clusters[key] = raw
+            return key
+        owner = cluster_name_of(raw)
+        if not owner:
+            return None
+        key = (namespace, owner)
+        if kind == "Pod":
+            if is_newer(raw, self._pods[key].get(name)):
+                self._pods[key][name] = raw
+        elif is_newer(raw, self._children[key].get(ObjectKey(kind, name))):
+            self._children[key][ObjectKey(kind, name)] = raw
+            self._strangers[key].pop(ObjectKey(kind, name), None)
+        return key
+
+    def drop(self, raw: RawObject) -> ClusterKey | None:
+        """Forget an object that is gone; give the cluster it belonged to."""
+        kind, name = str(raw.get("kind", "")), str(dig(raw, "metadata", "name") or "")
+        namespace = str(dig(raw, "metadata", "namespace") or "")
+        if kind == "PDCluster":
+            for kept in (self._clusters, self._failures, self._strangers):
+                kept.pop((namespace, name), None)
+            return (namespace, name)
+        owner = cluster_name_of(raw)
+        if not owner:
+            return None
+        key = (namespace, owner)
+        if kind == "Pod":
+            self._pods[key].pop(name, None)
+        else:
+            self.forget(key, ObjectKey(kind, name), uid=str(dig(raw, "metadata", "uid") or ""))
+        return key
+
+    def forget(self, key: ClusterKey, child: ObjectKey, *, uid: str) -> None:
+        """Forget a child, unless another of its name has come meanwhile."""
+        known = self._children[key].get(child)
+        if known is not None and dig(known, "metadata", "uid") == uid:
+            del self._children[key][child]
+
+    def put_stranger(self, key: ClusterKey, child: ObjectKey, raw: RawObject | None) -> None:
+        """Note what was found under a child's name that is not ours; None: nothing any more."""
+        if raw is None:
+            self._strangers[key].pop(child, None)
+        else:
+            self._strangers[key][child] = raw
+
+    def strangers(self, key: ClusterKey) -> tuple[ObjectKey, ...]:
+        """Names of children that somebody else's objects have."""
+        return tuple(self._strangers[key])
+
+    def note_failure(self, key: ClusterKey, child: ObjectKey, failure: ApplyFailure | None) -> None:
+        """Note that a content was refused for good, or that one was taken."""
+        if failure is None:
+            self._failures[key].pop(child, None)
+        else:
+            self._failures[key][child] = failure
+
+    def cluster(self, key: ClusterKey) -> RawObject | None:
+        """The PDCluster."""
+        return self._clusters.get(key)
+
+    def children(self, key: ClusterKey) -> Iterable[RawObject]:
+        """Its objects, and strangers of their names."""
+        return (*self._children[key].values(), *self._strangers[key].values())
+
+    def pods(self, key: ClusterKey) -> Iterable[RawObject]:
+        """Its pods."""
+        return tuple(self._pods[key].values())
+
+    def failures(self, key: ClusterKey) -> Mapping[ObjectKey, ApplyFailure]:
+        """Its applies that were refused for good."""
+        return dict(self._failures[key])
+
+    def keys(self) -> tuple[ClusterKey, ...]:
+        """Every cluster."""
+        return tuple(self._clusters)
+
+
+def is_newer(raw: RawObject, known: RawObject | None) -> bool:
+    """Whether an object is at least as new as what is known.
+
+    Resource versions of one kind can be compared as numbers (Kubernetes 1.35 says so, and every
+    release with etcd did); an object with another uid is another object.
+    """
+    if known is None or dig(raw, "metadata", "uid") != dig(known, "metadata", "uid"):
+        return True
+    mine, theirs = (dig(each, "metadata", "resourceVersion") for each in (raw, known))
+    if not (isinstance(mine, str) and isinstance(theirs, str)):
+        return True
+    if not (mine.isdecimal() and theirs.isdecimal()):
+        return True
+    return int(mine) >= int(theirs)

@@ -1,0 +1,4 @@
+"""From programs to Kubernetes objects.
+
+Pure, all of it.
+"""

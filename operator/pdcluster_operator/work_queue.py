@@ -1,0 +1,126 @@
+"""Which cluster is looked at when: one pass at a time per cluster, coalesced, with back-off.
+
+Shell around asyncio. Knows nothing of what a pass does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, Generic, TypeVar
+
+from pdcluster_operator.errors import ClusterApiError, OperatorError
+
+__all__ = ["BACKOFF_MAX_S", "WorkQueue", "backoff_s"]
+
+_LOG = logging.getLogger(__name__)
+
+BACKOFF_FIRST_S: Final = 0.2
+BACKOFF_MAX_S: Final = 60.0
+
+K = TypeVar("K")
+
+
+def backoff_s(failures: int) -> float:
+    """Seconds to wait after so many failures in a row, from 1."""
+    return min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(failures - 1, 20))
+
+
+class WorkQueue(Generic[K]):
+    """Runs passes.
+
+    Args:
+        run_pass: One pass; says in how many seconds to look again, None for never.
+        clock: Monotonic seconds.
+        num_workers: Passes at a time.
+        failed: Hears of each pass that failed.
+    """
+
+    def __init__(
+        self,
+        run_pass: Callable[[K], Awaitable[float | None]],
+        *,
+        clock: Callable[[], float],
+        num_workers: int = 8,
+        failed: Callable[[K, Exception], None] = lambda _key, _error: None,
+    ) -> None:
+        self._run_pass = run_pass
+        self._clock = clock
+        self._num_workers = num_workers
+        self._failed = failed
+        # This is all the mutable state.
+        self._due: dict[K, float] = {}
+        self._heap: list[tuple[float, int, K]] = []
+        self._order = itertools.count()
+        self._running: set[K] = set()
+        self._failures: dict[K, int] = {}
+        self._changed = asyncio.Condition()
+
+    def __len__(self) -> int:
+        """Clusters that wait or are being looked at."""
+        return len(self._due) + len(self._running)
+
+    async def add(self, key: K, *, in_s: float = 0.0) -> None:
+        """Have a cluster looked at; an earlier time that was asked for stays."""
+        async with self._changed:
+            self._put(key, self._clock() + in_s)
+            self._changed.notify_all()
+
+    def _put(self, key: K, at: float) -> None:
+        if at < self._due.get(key, float("inf")):
+            self._due[key] = at
+            heapq.heappush(self._heap, (at, next(self._order), key))
+
+    async def run(self) -> None:
+        """Work for ever."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._num_workers):
+                group.create_task(self._work())
+
+    async def _work(self) -> None:
+        while True:
+            key = await self._next()
+            again = await self._pass(key)
+            async with self._changed:
+                self._running.discard(key)
+                if again is not None:
+                    self._put(key, self._clock() + again)
+                self._changed.notify_all()
+
+    async def _next(self) -> K:
+        async with self._changed:
+            while True:
+                now = self._clock()
+                while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
+                    heapq.heappop(self._heap)  # Asked for an earlier time since.
+                for at, _, key in sorted(self._heap)[: len(self._running) + 1]:
+                    if at <= now and key not in self._running and self._due.get(key) == at:
+                        del self._due[key]
+                        self._running.add(key)
+                        return key
+                wait_s = max(0.0, self._heap[0][0] - now) if self._heap else None
+                if wait_s == 0.0:
+                    wait_s = None  # It runs already; its end is told.
+                try:
+                    await asyncio.wait_for(self._changed.wait(), wait_s)
+                except TimeoutError:
+                    continue
+
+    async def _pass(self, key: K) -> float | None:
+        try:
+            again = await self._run_pass(key)
+        except Exception as error:  # noqa: BLE001 - the outermost loop of all passes
+            # The outermost loop: one cluster's fault must not stop the others.
+            self._failures[key] = self._failures.get(key, 0) + 1
+            if not isinstance(error, OperatorError):
+                _LOG.exception("pass.crashed", extra={"key": str(key)})
+            self._failed(key, error)
+            wait_s = backoff_s(self._failures[key])
+            if isinstance(error, ClusterApiError) and error.retry_after_s is not None:
+                wait_s = max(wait_s, error.retry_after_s)
+            return wait_s
+        self._failures.pop(key, None)
+        return again

@@ -1,0 +1,1 @@
+"""Programs that the supervisor's tests run for it to keep; they note their lives in a file."""

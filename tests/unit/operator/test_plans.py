@@ -1,0 +1,397 @@
+"""Plans over whole lives of a cluster: created, changed, scaled, cut off at any action."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.kubernetes_world import SETTINGS, World, resource
+
+from pdcluster_operator.manifests.settings import RenderSettings
+from pdcluster_operator.model.actions import Apply, Delete, SetStatus
+
+LEASE = {"kvTransfer": {"kvLeaseDurationSeconds": 60}}
+
+
+def settled(**spec: object) -> World:
+    world = World(resource(**spec))
+    world.settle()
+    return world
+
+
+def engine_pods(world: World, role: str) -> list[dict[str, Any]]:
+    return [
+        pod
+        for pod in world.pods.values()
+        if pod["metadata"]["labels"].get("pdcluster.io/role") == role
+    ]
+
+
+def content(world: World) -> dict[tuple[str, str], Any]:
+    """What a finished plan has made, without what differs from one life to the next."""
+    state = copy.deepcopy(world.objects)
+    for each in state.values():
+        each["metadata"].pop("uid")
+        each["metadata"].pop("generation")
+        each.pop("status", None)
+    return state
+
+
+def test_a_new_cluster_gets_all_its_objects() -> None:
+    world = settled()
+    names = sorted(f"{kind}/{name}" for kind, name in world.objects if kind != "ControllerRevision")
+    (revision,) = {
+        pod["metadata"]["labels"]["pdcluster.io/revision"] for pod in engine_pods(world, "prefill")
+    }
+    assert names == sorted(
+        [
+            "ConfigMap/qwen-proxy",
+            f"Deployment/qwen-decode-{revision}",
+            f"Deployment/qwen-prefill-{revision}",
+            "Deployment/qwen-proxy",
+            "NetworkPolicy/qwen-engine",
+            "NetworkPolicy/qwen-proxy",
+            "PDPool/qwen-decode",
+            "PDPool/qwen-prefill",
+            "PodDisruptionBudget/qwen-decode",
+            "PodDisruptionBudget/qwen-prefill",
+            "PodDisruptionBudget/qwen-proxy",
+            "Role/qwen-proxy",
+            "RoleBinding/qwen-proxy",
+            "Service/qwen",
+            "Service/qwen-engines",
+            "ServiceAccount/qwen-engine",
+            "ServiceAccount/qwen-proxy",
+        ]
+    )
+    assert world.condition("Ready") == ("True", "Serving")
+    status = world.cluster["status"]
+    assert (status["url"], status["summary"]) == ("http://qwen.serving.svc", "2P2D")
+    assert status["revision"] == {"current": revision, "updated": revision}
+
+
+def test_a_finished_plan_is_quiet() -> None:
+    world = settled()
+    before = world.num_writes
+    assert world.plan().actions == ()
+    world.settle()
+    assert world.num_writes == before
+
+
+EDITS: dict[str, dict[str, Any]] = {
+    "lease": LEASE,
+    "image": {"engine": {"image": "engine:2"}},
+    "resources": {"prefill": {"resources": {"limits": {"cpu": "2"}}}},
+    "replicas": {"decode": {"replicas": 4}},
+    "no policy": {"networkPolicy": {"enabled": False}},
+    "proxy": {"proxy": {"requestTimeoutSeconds": 60}},
+    "drain first": {"rollout": {"strategy": "DrainFirst"}, **LEASE},
+}
+
+
+def has_serving_pair(world: World) -> bool:
+    def ready(role: str) -> set[str]:
+        return {
+            pod["metadata"]["labels"]["pdcluster.io/revision"]
+            for pod in engine_pods(world, role)
+            if pod["status"].get("conditions") and "deletionTimestamp" not in pod["metadata"]
+        }
+
+    return bool(ready("prefill") & ready("decode"))
+
+
+def check_order(world: World) -> None:
+    """A decode engine never leaves before the prefill engines whose blocks only it can read."""
+    deployments = {
+        (
+            each["metadata"]["labels"].get("pdcluster.io/role"),
+            each["metadata"]["labels"].get("pdcluster.io/revision"),
+        )
+        for (kind, _), each in world.objects.items()
+        if kind == "Deployment"
+    }
+    for pod in engine_pods(world, "prefill"):
+        if pod["status"].get("conditions"):
+            assert ("decode", pod["metadata"]["labels"]["pdcluster.io/revision"]) in deployments
+
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+def test_an_edit_leads_to_what_a_new_cluster_would_have(edit: dict[str, Any]) -> None:
+    world = settled()
+    world.edit(**edit)
+    world.settle(check=check_order)
+    assert content(world) == content(settled(**edit))
+    assert world.condition("Ready") == ("True", "Serving")
+    assert world.cluster["status"]["observedGeneration"] == 2
+
+
+@pytest.mark.parametrize("edit", [LEASE, EDITS["image"]], ids=["lease", "image"])
+def test_clients_have_a_pair_all_through_a_coordinated_rollout(edit: dict[str, Any]) -> None:
+    world = settled()
+    world.edit(**edit)
+
+    def check(now: World) -> None:
+        check_order(now)
+        assert has_serving_pair(now)
+
+    world.settle(check=check)
+
+
+def test_a_new_prefill_engine_comes_once_new_decode_engines_serve() -> None:
+    world = settled()
+    world.edit(**LEASE)
+    made = [a for a in world.plan().actions if isinstance(a, Apply) and not a.uid]
+    roles = [
+        a.manifest["metadata"]["labels"].get("pdcluster.io/role")  # type: ignore[index]
+        for a in made
+        if a.manifest["kind"] == "Deployment"
+    ]
+    assert roles == ["decode"]
+
+
+def test_draining_first_leaves_no_old_engine_when_the_new_ones_come() -> None:
+    world = settled(rollout={"strategy": "DrainFirst"})
+    (old,) = {
+        p["metadata"]["labels"]["pdcluster.io/revision"] for p in engine_pods(world, "decode")
+    }
+    world.edit(**LEASE)
+
+    def check(now: World) -> None:
+        revisions = {
+            pod["metadata"]["labels"]["pdcluster.io/revision"]
+            for role in ("prefill", "decode")
+            for pod in engine_pods(now, role)
+        }
+        assert len(revisions) <= 1
+
+    world.settle(check=check)
+    assert {
+        p["metadata"]["labels"]["pdcluster.io/revision"] for p in engine_pods(world, "decode")
+    } != {old}
+
+
+@settings(max_examples=40, deadline=None)
+@given(edit=st.sampled_from(list(EDITS)), cuts=st.lists(st.integers(0, 30), max_size=6))
+def test_a_plan_cut_at_any_action_ends_the_same(edit: str, cuts: list[int]) -> None:
+    whole, cut = settled(), settled()
+    for world in (whole, cut):
+        world.edit(**EDITS[edit])
+    whole.settle()
+    for number in cuts:
+        for action in cut.plan().actions[:number]:
+            cut.do(action)
+            check_order(cut)
+        cut.move()
+    cut.settle(check=check_order)
+    assert content(cut) == content(whole)
+    assert cut.plan().actions == ()
+
+
+@settings(max_examples=40, deadline=None)
+@given(cuts=st.lists(st.integers(0, 30), max_size=8))
+def test_so_does_the_first_plan_of_all(cuts: list[int]) -> None:
+    world = World()
+    for number in cuts:
+        for action in world.plan().actions[:number]:
+            world.do(action)
+    world.settle()
+    assert content(world) == content(settled())
+
+
+def test_a_scaler_and_the_resource_may_both_say_how_many() -> None:
+    world = settled()
+    world.scale("decode", 5)
+    world.settle()
+    assert len(engine_pods(world, "decode")) == 5
+    assert world.cluster["status"]["summary"] == "2P5D"
+    world.edit(decode={"replicas": 3})
+    world.settle()
+    assert len(engine_pods(world, "decode")) == 3
+    pool = world.objects["PDPool", "qwen-decode"]
+    assert pool["status"]["replicas"] == 3
+    assert pool["status"]["selector"] == (
+        "app.kubernetes.io/component=engine,pdcluster.io/cluster=qwen,pdcluster.io/role=decode"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "change"),
+    [
+        ("Service", "qwen", lambda o: o["spec"].update(selector={"app": "mine"})),
+        ("ConfigMap", "qwen-proxy", lambda o: o["data"].update({"proxy.json": "{}"})),
+        ("Role", "qwen-proxy", lambda o: o.update(rules=[])),
+        ("Deployment", "qwen-proxy", lambda o: o["spec"].update(replicas=9)),
+        ("NetworkPolicy", "qwen-engine", lambda o: o["spec"].update(ingress=[{}])),
+        ("Service", "qwen", lambda o: o["metadata"].update(labels={})),
+    ],
+)
+def test_what_somebody_changed_by_hand_is_restored(kind: str, name: str, change: Any) -> None:
+    world = settled()
+    before = content(world)
+    change(world.objects[kind, name])
+    world.settle()
+    assert content(world) == before
+
+
+@pytest.mark.parametrize("kind", ["Service", "ConfigMap", "Deployment", "PDPool", "Role"])
+def test_what_somebody_deleted_is_made_again(kind: str) -> None:
+    world = settled()
+    before = content(world)
+    for key in [key for key in world.objects if key[0] == kind]:
+        del world.objects[key]
+    world.settle()
+    assert content(world) == before
+
+
+def test_what_others_add_is_theirs() -> None:
+    world = settled()
+    deployment = next(
+        o for (kind, name), o in world.objects.items() if "prefill" in name and kind == "Deployment"
+    )
+    deployment["metadata"]["annotations"]["deployment.kubernetes.io/revision"] = "1"
+    deployment["spec"]["template"]["spec"]["containers"].append({"name": "mesh", "image": "m:1"})
+    world.objects["Service", "qwen"]["spec"]["clusterIP"] = "10.0.0.7"
+    assert [a for a in world.plan().actions if isinstance(a, Apply | Delete)] == []
+
+
+def test_a_stranger_of_a_childs_name_is_left_alone_and_told_of() -> None:
+    world = World()
+    stranger = {
+        "kind": "Service",
+        "metadata": {"name": "qwen", "uid": "theirs", "generation": 1},
+        "spec": {"clusterIP": "10.0.0.1"},
+    }
+    world.objects["Service", "qwen"] = copy.deepcopy(stranger)
+    world.settle()
+    assert world.objects == {("Service", "qwen"): stranger}
+    assert world.condition("ConfigValid") == ("False", "NameTaken")
+    assert world.condition("Stalled")[0] == "True"
+    del world.objects["Service", "qwen"]
+    world.settle()
+    assert world.condition("Ready") == ("True", "Serving")
+
+
+def test_an_operator_that_renders_otherwise_restarts_no_engine() -> None:
+    world = settled()
+    newer = RenderSettings(operator=SETTINGS.operator, image="pdcluster:2", run_as_user=1000)
+    records = {k: o for k, o in world.objects.items() if k[0] == "ControllerRevision"}
+    assert len(records) == 2
+    touched = [
+        a.manifest["metadata"]["name"]  # type: ignore[index]
+        for a in world.plan(RenderSettings(operator=SETTINGS.operator, image="pdcluster:2")).actions
+        if isinstance(a, Apply)
+    ]
+    assert touched == ["qwen-proxy"]
+    assert newer.run_as_user != SETTINGS.run_as_user
+
+
+def test_a_newer_rendering_is_not_what_a_changed_child_is_restored_to() -> None:
+    world = settled()
+    key = next(k for k in world.objects if k[0] == "Deployment" and "prefill" in k[1])
+    # As an older operator rendered it: its record says another grace.
+    record = next(
+        o
+        for (kind, name), o in world.objects.items()
+        if kind == "ControllerRevision" and name.startswith(key[1])
+    )
+    record["data"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 77
+    world.settle()
+    live = world.objects[key]["spec"]["template"]["spec"]
+    assert live["terminationGracePeriodSeconds"] == 77
+
+
+def test_records_of_renderings_go_with_their_deployments() -> None:
+    world = settled()
+    for number in range(4):
+        world.edit(kvTransfer={"kvLeaseDurationSeconds": 40 + number})
+        world.settle()
+    assert sum(kind == "ControllerRevision" for kind, _ in world.objects) == 2
+
+
+def test_a_paused_cluster_is_left_as_it_is_and_says_so() -> None:
+    world = settled()
+    before = content(world)
+    world.cluster["metadata"]["annotations"] = {"pdcluster.io/paused": "true"}
+    world.edit(**LEASE)
+    world.settle()
+    assert content(world) == before
+    assert world.condition("Progressing") == ("Unknown", "Paused")
+    world.cluster["metadata"]["annotations"] = {}
+    world.settle()
+    assert content(world) == content(settled(**LEASE))
+
+
+def test_a_resource_that_became_invalid_disturbs_nothing_that_runs() -> None:
+    world = settled()
+    before = content(world)
+    world.edit(kvTransfer={"kvLeaseDurationSeconds": 3})
+    world.settle()
+    assert content(world) == before
+    assert world.condition("ConfigValid") == ("False", "InvalidSpec")
+    assert world.condition("Ready")[0] == "False"
+    assert "kvLeaseDurationSeconds" in world.cluster["status"]["conditions"][0]["message"]
+    assert world.cluster["status"]["url"] == "http://qwen.serving.svc"
+
+
+def test_what_is_not_supported_yet_is_a_condition() -> None:
+    world = World(resource(prefill={"nodes": 2}))
+    world.settle()
+    assert world.objects == {}
+    assert world.condition("ConfigValid") == ("False", "NotYetSupported")
+
+
+def test_a_cluster_on_its_way_out_needs_nothing() -> None:
+    world = settled()
+    world.cluster["metadata"]["deletionTimestamp"] = "2026-11-29T12:00:00Z"
+    assert world.plan().actions == ()
+
+
+def test_another_operators_cluster_is_not_touched() -> None:
+    world = settled()
+    mine = RenderSettings(operator="other/pdcluster", image="pdcluster:1")
+    actions = world.plan(mine).actions
+    assert not [a for a in actions if isinstance(a, Apply | Delete)]
+    (status,) = [a for a in actions if isinstance(a, SetStatus)]
+    conditions = status.status["conditions"]
+    assert isinstance(conditions, list)
+    assert conditions[0]["reason"] == "ManagedByAnother"
+    assert "pdcluster-system/pdcluster" in conditions[0]["message"]
+
+
+def test_scaled_to_nothing_it_sleeps() -> None:
+    world = settled(prefill={"replicas": 0}, decode={"replicas": 0})
+    assert engine_pods(world, "prefill") == engine_pods(world, "decode") == []
+    assert world.condition("Ready") == ("False", "Asleep")
+    assert world.condition("Reconciling")[0] == "False"
+
+
+def test_a_condition_keeps_the_time_of_its_last_turn() -> None:
+    world = settled()
+    for each in world.cluster["status"]["conditions"]:
+        each["lastTransitionTime"] = "2020-01-01T00:00:00Z"
+    world.edit(decode={"replicas": 3})
+    for action in world.plan().actions:
+        world.do(action)
+    times = {c["type"]: c["lastTransitionTime"] for c in world.cluster["status"]["conditions"]}
+    assert times["ConfigValid"] == "2020-01-01T00:00:00Z"
+    assert times["Ready"] == "2026-11-29T12:00:00Z"
+
+
+def test_ready_of_an_older_generation_is_not_left_standing() -> None:
+    world = settled()
+    world.edit(**LEASE)
+    for action in world.plan().actions:
+        world.do(action)
+    assert world.cluster["status"]["observedGeneration"] == 2
+    assert world.condition("Ready")[0] == "False"
+    assert world.condition("Progressing") == ("True", "RollingOut")
+
+
+def test_events_tell_of_turns_once() -> None:
+    world = settled()
+    told = [(event.reason, event.message.split(":")[0]) for event in world.events]
+    assert ("Serving", "Ready") in told
+    assert len(told) == len(set(told))

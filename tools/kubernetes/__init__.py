@@ -1,0 +1,1 @@
+"""Building and running a real Kubernetes for tests, without Docker and without a registry."""

@@ -64,7 +64,6 @@ class Runner:
     async def run(self) -> None:
         """Run to a final state; every way out gives back connections, counts and leases."""
         worker, running, client = self._worker, self._running, self._client
-        worker.num_uncredited += 1
         # With the loop given, it need not be looked up (a system call in 3.11).
         self._task = asyncio.current_task(asyncio.get_running_loop())
         worker.running[self] = running.deadline_at
@@ -86,7 +85,7 @@ class Runner:
         event: Event | None = Admitted()
         owes_retry = False
         if self._worker.gate.enter_at_once():
-            self._admitted = True
+            self._enter()
         else:
             event = await self._wait_admitted()
         while event is not None:
@@ -129,8 +128,12 @@ class Runner:
             if event is None:
                 raise
             return event
-        self._admitted = True
+        self._enter()
         return Admitted()
+
+    def _enter(self) -> None:
+        self._admitted = True
+        self._worker.num_uncredited += 1
 
     def _on_gone(self) -> None:
         if self._running.x.state is not State.STREAMING:

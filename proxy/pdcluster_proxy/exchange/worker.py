@@ -58,7 +58,7 @@ class Worker:
     """One worker's shared state.
 
     Attributes:
-        num_uncredited: Client requests that the retry budget has not been credited with yet.
+        num_uncredited: Admitted exchanges that the retry budget has not been credited with yet.
         running: Exchanges by the monotonic instant at which their time is over.
 
     Args:

@@ -10,6 +10,7 @@ from tests.support.exchange_rig import (
     decode_answer,
     hang,
     prefill_answer,
+    request_bytes,
     reset_after_accept,
     rig,
     token_event,
@@ -24,7 +25,7 @@ from tests.support.scripted_engine import (
     replies,
 )
 
-from pdcluster_api.proxy_config import ProxyConfig, TimeoutsConfig
+from pdcluster_api.proxy_config import AdmissionConfig, ProxyConfig, TimeoutsConfig
 from pdcluster_proxy.core.messages import OutcomeKind
 from pdcluster_proxy.core.ports import Address
 from pdcluster_proxy.core.retry import FLOOR_PER_S
@@ -96,6 +97,23 @@ async def test_a_second_failure_that_ends_the_exchange_costs_nothing_more() -> N
         still_clock(made)
         assert 502 == (await ask(made)).status  # One D, then the other, then no more.
         assert SAVED - 1 == budget(made)
+
+
+async def test_a_request_that_was_rejected_earns_no_retry() -> None:
+    narrow = config(
+        admission=AdmissionConfig(max_in_flight=1, max_queue=1, queue_timeout_seconds=60.0)
+    )
+    async with rig([hang], [D_OK], narrow) as made:
+        still_clock(made)
+        for number in (1, 2):  # One runs, one waits.
+            _, writer = await made.edge.open()
+            writer.write(request_bytes())
+            await eventually(
+                lambda n=number: made.worker.gate.running + made.worker.gate.waiting == n  # type: ignore[misc]
+            )
+        for _ in range(50):
+            assert 429 == (await ask(made)).status
+        assert SAVED == budget(made)
 
 
 # Whose deadline was it? -----------------------------------------------------------------------

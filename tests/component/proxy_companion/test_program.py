@@ -272,7 +272,7 @@ async def test_an_edited_endpoints_file_is_followed(tmp_path: Path) -> None:
         fresh = tmp_path / "fresh.json"
         fresh.write_text(json.dumps({"endpoints": listed["endpoints"][:1]}))
         fresh.replace(program.endpoints)
-        await program.until(503, says=b"0 decode")
+        await program.until(503, says=b"decode: none")
         fresh.write_text(json.dumps(listed))
         fresh.replace(program.endpoints)
         await program.until(200)

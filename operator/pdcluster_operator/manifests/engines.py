@@ -28,7 +28,12 @@ from pdcluster_operator.manifests.labels import (
 from pdcluster_operator.manifests.merge import merge
 from pdcluster_operator.manifests.objects import Manifest, Owner, hash_of, manifest
 from pdcluster_operator.manifests.settings import RenderSettings
-from pdcluster_operator.program.engine import default_command, engine_program, role_spec
+from pdcluster_operator.program.engine import (
+    QUIET_VLLM,
+    default_command,
+    engine_program,
+    role_spec,
+)
 from pdcluster_operator.program.programs import EngineProgram, Placement, PodField
 
 __all__ = ["engine_deployment", "engine_objects", "place_in_pod"]
@@ -50,6 +55,8 @@ def place_in_pod(spec: PDClusterSpec) -> Placement:
         command=default_command(spec),
         scratch_dir=_SCRATCH,
         models_dir=models,
+        # A command of the user's own may not know our flags.
+        args=() if spec.engine.command else QUIET_VLLM,
     )
 
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import kopf
 
+from pdcluster_api.labels import CLUSTER_LABEL
 from pdcluster_operator.kube.resources import RESOURCES
 from pdcluster_operator.kube.store import ClusterKey, Store
-from pdcluster_operator.manifests.labels import CLUSTER_LABEL
 
 __all__ = ["WATCHED", "make_registry", "make_settings"]
 

@@ -25,7 +25,7 @@ __all__ = ["KubeClient"]
 _APPLY: Final = "application/apply-patch+yaml"
 _MERGE: Final = "application/merge-patch+json"
 _JSON: Final = "application/json"
-_TIMEOUT_S: Final = 15.0
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=15.0)
 Raw = dict[str, object]
 
 
@@ -152,7 +152,7 @@ class KubeClient:
                 body=body,
                 auth_settings=["BearerToken"],
             )
-            answer = await self._api.call_api(*request, _request_timeout=_TIMEOUT_S)
+            answer = await self._api.call_api(*request, _request_timeout=_TIMEOUT)
             data = await answer.read()  # type: ignore[no-untyped-call]
             status = answer.status
             header = answer.getheaders()  # type: ignore[no-untyped-call]

@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from pdcluster_api.labels import CLUSTER_LABEL, LEASE_ANNOTATION, SIDE_CHANNEL_ANNOTATION
 from pdcluster_api.proxy_config import Role
 from pdcluster_api.v1alpha1 import PDCluster, PDClusterSpec, RoleSpec
 from pdcluster_operator.manifests import pods
 from pdcluster_operator.manifests.labels import (
-    CLUSTER_LABEL,
     COMPONENT_LABEL,
     ENGINE,
-    LEASE_ANNOTATION,
-    SIDE_CHANNEL_ANNOTATION,
     cluster_labels,
     engine_deployment_name,
     engine_labels,

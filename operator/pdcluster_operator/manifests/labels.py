@@ -9,23 +9,23 @@ from __future__ import annotations
 from typing import Final
 
 from pdcluster_api import defaults
+from pdcluster_api.labels import (
+    CLUSTER_LABEL,
+    REVISION_LABEL,
+    ROLE_LABEL,
+)
 from pdcluster_api.proxy_config import Role
 
 __all__ = [
-    "CLUSTER_LABEL",
     "COMPONENT_LABEL",
     "ENGINE",
     "FIELD_MANAGER",
     "INPUT_ANNOTATION",
-    "LEASE_ANNOTATION",
     "MANAGED_BY_LABEL",
     "OPERATOR_ANNOTATION",
     "PAUSED_ANNOTATION",
     "PROXY",
-    "REVISION_LABEL",
-    "ROLE_LABEL",
     "SEEDED_ANNOTATION",
-    "SIDE_CHANNEL_ANNOTATION",
     "cluster_labels",
     "engine_deployment_name",
     "engine_labels",
@@ -43,19 +43,10 @@ __all__ = [
 FIELD_MANAGER: Final = "pdcluster-operator"
 """The one field manager of all our server-side applies."""
 
-CLUSTER_LABEL: Final = f"{defaults.API_GROUP}/cluster"
-ROLE_LABEL: Final = f"{defaults.API_GROUP}/role"
-REVISION_LABEL: Final = f"{defaults.API_GROUP}/revision"
 COMPONENT_LABEL: Final = "app.kubernetes.io/component"
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 _NAME_LABEL: Final = "app.kubernetes.io/name"
 _INSTANCE_LABEL: Final = "app.kubernetes.io/instance"
-
-LEASE_ANNOTATION: Final = f"{defaults.API_GROUP}/kv-lease-duration-seconds"
-"""On an engine's pod: the lease it grants. The proxy uses the lease of the P that granted."""
-
-SIDE_CHANNEL_ANNOTATION: Final = f"{defaults.API_GROUP}/side-channel-port"
-"""On an engine's pod: the port of its side channel."""
 
 INPUT_ANNOTATION: Final = f"{defaults.API_GROUP}/input-hash"
 """On a child: hash of what it was rendered from. While it is unchanged the child is left alone, so

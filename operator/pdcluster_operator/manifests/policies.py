@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from pdcluster_api import defaults
+from pdcluster_api.labels import CLUSTER_LABEL
 from pdcluster_api.v1alpha1 import PDCluster
 from pdcluster_api.v1alpha1.operation import NetworkPeer
 from pdcluster_operator.manifests.labels import (
-    CLUSTER_LABEL,
     COMPONENT_LABEL,
     ENGINE,
     cluster_labels,

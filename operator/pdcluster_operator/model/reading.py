@@ -14,18 +14,14 @@ from pydantic import ValidationError
 
 from pdcluster_api.conditions import ConfigInvalidReason
 from pdcluster_api.findings import problems_of
+from pdcluster_api.labels import CLUSTER_LABEL, REVISION_LABEL, ROLE_LABEL
 from pdcluster_api.problems import Problem
 from pdcluster_api.proxy_config import Role
 from pdcluster_api.support import KEEPER, not_yet
 from pdcluster_api.timing import derive_timing
 from pdcluster_api.v1alpha1 import PDCluster
 from pdcluster_lease.errors import TimingError
-from pdcluster_operator.manifests.labels import (
-    CLUSTER_LABEL,
-    COMPONENT_LABEL,
-    REVISION_LABEL,
-    ROLE_LABEL,
-)
+from pdcluster_operator.manifests.labels import COMPONENT_LABEL
 from pdcluster_operator.manifests.objects import ObjectKey
 from pdcluster_operator.model.observed import (
     ApplyFailure,

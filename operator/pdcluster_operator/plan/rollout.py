@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pdcluster_api.labels import REVISION_LABEL, ROLE_LABEL
 from pdcluster_api.proxy_config import Role
 from pdcluster_api.v1alpha1 import PDCluster
 from pdcluster_api.v1alpha1.operation import RolloutStrategy
-from pdcluster_operator.manifests.labels import ENGINE, REVISION_LABEL, ROLE_LABEL
+from pdcluster_operator.manifests.labels import ENGINE
 from pdcluster_operator.model.observed import Child, Observed
 from pdcluster_operator.plan.counts import role_counts
 

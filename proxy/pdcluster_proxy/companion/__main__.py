@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
@@ -42,7 +43,6 @@ async def run(config: ProxyConfig, settings: ProcessSettings) -> None:
         HttpReader(make_client(engines)), companion, check_timing(config.lease.duration_seconds)
     )
     companion.check_with(checker)
-    discovery = FileDiscovery(Path(config.endpoints_file), companion)
     links = LinkServer(settings.link, companion)
     server = EdgeServer(create_admin_app(companion), grace_s=1.0)
 
@@ -52,7 +52,7 @@ async def run(config: ProxyConfig, settings: ProcessSettings) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # A terminal's Ctrl-C is the supervisor's.
     await links.start()
     background = [
-        asyncio.create_task(discovery.run()),
+        asyncio.create_task(discover(config, companion)),
         asyncio.create_task(_pulse(companion)),
     ]
     _LOG.info("companion.started", extra={"admin_port": config.admin.port})
@@ -66,6 +66,24 @@ async def run(config: ProxyConfig, settings: ProcessSettings) -> None:
         await links.close()
         await engines.close()
         _LOG.info("companion.stopped")
+
+
+async def discover(config: ProxyConfig, companion: Companion) -> None:
+    """Follow the endpoints where the configuration says they are."""
+    if config.kubernetes is None:
+        await FileDiscovery(Path(config.endpoints_file), companion).run()
+        return
+    # Takes a second and 60 MB, so it is imported where it is used.
+    from kubernetes import aio  # noqa: PLC0415
+
+    from pdcluster_proxy.companion.pod_watch import PodDiscovery  # noqa: PLC0415
+
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        aio.config.load_incluster_config()  # type: ignore[no-untyped-call]
+    else:
+        await aio.config.load_kube_config()  # type: ignore[no-untyped-call]
+    async with aio.client.ApiClient() as api:
+        await PodDiscovery(api, config.kubernetes, companion).run()
 
 
 async def _pulse(companion: Companion) -> None:

@@ -65,9 +65,9 @@ class ConfigInvalidReason(StrEnum):
     NAME_TAKEN = "NameTaken"
     """An object of a child's name exists and is not ours."""
     POD_TEMPLATE_INVALID = "PodTemplateInvalid"
-    """The API server refused the merged pod template."""
-    APPLY_REFUSED = "ApplyRefused"
-    """The API server refused an object for good; the message says which and why."""
+    """The API server rejected the merged pod template."""
+    APPLY_REJECTED = "ApplyRejected"
+    """The API server rejected an object for good; the message says which and why."""
     MANAGED_BY_ANOTHER = "ManagedByAnother"
     """Another operator has made this cluster's objects."""
 

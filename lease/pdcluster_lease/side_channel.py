@@ -104,7 +104,7 @@ async def handshake(
     Raises:
         HandshakeTimeoutError: No reply in time.
         LocalProtocolError: The rank does not exist; nothing was sent.
-        RemoteProtocolError: The reply is malformed.
+        RemoteProtocolError: The reply is malformed, or the address is none.
     """
     request = encode_handshake_request(
         HandshakeRequest(pp_rank=pp_rank, tp_rank=tp_rank),
@@ -131,14 +131,19 @@ async def _ask(at: SideChannelAddress, request: bytes, *, timeout_s: float) -> l
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, _REPLY_MAX_BYTES)
         socket.setsockopt(zmq.IPV6, int(":" in at.host))
-        socket.connect(at.endpoint)
         try:
+            socket.connect(at.endpoint)
             async with asyncio.timeout(timeout_s):
                 await socket.send(request)
                 return await socket.recv_multipart()
         except TimeoutError as error:
             raise HandshakeTimeoutError(
                 f"no handshake reply from {at.endpoint} within {timeout_s} s"
+            ) from error
+        except zmq.ZMQError as error:
+            # A host that is no address, for example: what a peer advertises is not ours to trust.
+            raise RemoteProtocolError(
+                f"{at.endpoint} can't be used as a side channel: {error}"
             ) from error
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 from pdcluster_lease.errors import PDClusterError
 
 __all__ = [
-    "ApplyRefusedError",
+    "ApplyRejectedError",
     "ClusterApiError",
     "ConflictError",
     "MissingError",
@@ -63,14 +63,14 @@ class StrangerError(OperatorError):
         self.live = live
 
 
-class ApplyRefusedError(OperatorError):
+class ApplyRejectedError(OperatorError):
     """The API server will never take this content.
 
     Attributes:
         is_template: A pod template that Kubernetes does not understand.
     """
 
-    reason: ClassVar[str] = "ApplyRefused"
+    reason: ClassVar[str] = "ApplyRejected"
 
     def __init__(self, message: str, *, is_template: bool) -> None:
         super().__init__(message)

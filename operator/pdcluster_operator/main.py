@@ -14,11 +14,10 @@ import sys
 import time
 from datetime import UTC, datetime
 
-import kopf
 from kubernetes import aio
 from kubernetes.aio.client import ApiClient
 
-from pdcluster_operator.handlers.watching import make_registry, make_settings
+from pdcluster_operator.handlers.watching import WATCHED, watch
 from pdcluster_operator.kube.client import KubeClient
 from pdcluster_operator.kube.executor import Executor
 from pdcluster_operator.kube.leader import lead
@@ -27,6 +26,7 @@ from pdcluster_operator.logs import configure
 from pdcluster_operator.metrics import Metrics
 from pdcluster_operator.probes import serve_probes
 from pdcluster_operator.reconciler import Reconciler
+from pdcluster_operator.resync import Resync
 from pdcluster_operator.settings import Settings, parse_settings
 from pdcluster_operator.work_queue import WorkQueue
 
@@ -57,6 +57,13 @@ class Operator:
         executor = Executor(client, self._store, now=utc_now, instance=settings.instance)
         self._reconcile = Reconciler(self._store, executor, client, settings.render, now=utc_now)
         self._queue: WorkQueue[ClusterKey] = WorkQueue(self._pass, clock=time.monotonic)
+        self._resync = Resync(
+            client,
+            self._store,
+            kinds=WATCHED,
+            namespaces=settings.namespaces,
+            enqueue=self._queue.add,
+        )
         self.metrics = Metrics(
             num_waiting=lambda: len(self._queue), num_clusters=lambda: len(self._store.keys())
         )
@@ -97,13 +104,9 @@ class Operator:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._queue.run())
+                group.create_task(self._resync.run())
                 group.create_task(
-                    kopf.operator(
-                        registry=make_registry(self._store, self._queue.add),
-                        settings=make_settings(),
-                        namespaces=settings.namespaces,
-                        clusterwide=not settings.namespaces,
-                    )
+                    watch(self._store, self._queue.add, namespaces=settings.namespaces)
                 )
         except Exception as error:
             self._failure = f"{type(error).__name__}: {error}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Protocol
 
 from pdcluster_operator.errors import ClusterApiError, OperatorError
 from pdcluster_operator.kube.executor import Executor
@@ -15,18 +15,13 @@ from pdcluster_operator.kube.store import ClusterKey, Store
 from pdcluster_operator.manifests.settings import RenderSettings
 from pdcluster_operator.model.actions import SetStatus
 from pdcluster_operator.model.observed import RawObject
+from pdcluster_operator.model.pod_trouble import is_being_made
 from pdcluster_operator.model.reading import dig, observe
 from pdcluster_operator.plan.reconcile import plan
 
 __all__ = ["EventSource", "Reconciler"]
 
 _LOG = logging.getLogger(__name__)
-
-STRANGER_S: Final = 20.0
-"""Between two looks whether a taken name is free again."""
-
-PENDING_S: Final = 15.0
-"""Between two looks at the Events of a pod that does not start: they are not watched."""
 
 
 class EventSource(Protocol):
@@ -75,7 +70,7 @@ class Reconciler:
         if raw is None:
             return None
         await self._executor.look_at_strangers(key)
-        waiting = [pod for pod in self._store.pods(key) if _is_being_made(pod)]
+        waiting = [pod for pod in self._store.pods(key) if is_being_made(pod)]
         observed = observe(
             raw,
             children=self._store.children(key),
@@ -98,11 +93,7 @@ class Reconciler:
                 failure = failure or error
         if failure is not None:
             raise failure
-        if made.actions:
-            return 0.0
-        if self._store.strangers(key):
-            return STRANGER_S
-        return PENDING_S if waiting else made.again_in_s
+        return 0.0 if made.actions else made.again_in_s
 
     async def _events_of(
         self, key: ClusterKey, waiting: list[RawObject]
@@ -115,12 +106,3 @@ class Reconciler:
             except ClusterApiError as error:
                 _LOG.debug("events.failed", extra={"pod": name, "reason": str(error)})
         return found
-
-
-def _is_being_made(pod: RawObject) -> bool:
-    """Whether a pod is on a node and its containers do not exist yet."""
-    statuses = dig(pod, "status", "containerStatuses")
-    for each in statuses if isinstance(statuses, list | tuple) else ():
-        if dig(each, "state", "waiting", "reason") == "ContainerCreating":
-            return True
-    return False

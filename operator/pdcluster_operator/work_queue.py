@@ -6,9 +6,9 @@ Shell around asyncio. Knows nothing of what a pass does.
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
+import contextlib
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from typing import Final, Generic, TypeVar
 
@@ -53,15 +53,13 @@ class WorkQueue(Generic[K]):
         self._failed = failed
         # This is all the mutable state.
         self._due: dict[K, float] = {}
-        self._heap: list[tuple[float, int, K]] = []
-        self._order = itertools.count()
         self._running: set[K] = set()
         self._failures: dict[K, int] = {}
         self._changed = asyncio.Condition()
 
     def __len__(self) -> int:
         """Clusters that wait or are being looked at."""
-        return len(self._due) + len(self._running)
+        return len(self._due.keys() | self._running)
 
     async def add(self, key: K, *, in_s: float = 0.0) -> None:
         """Have a cluster looked at; an earlier time that was asked for stays."""
@@ -70,9 +68,7 @@ class WorkQueue(Generic[K]):
             self._changed.notify_all()
 
     def _put(self, key: K, at: float) -> None:
-        if at < self._due.get(key, float("inf")):
-            self._due[key] = at
-            heapq.heappush(self._heap, (at, next(self._order), key))
+        self._due[key] = min(at, self._due.get(key, at))
 
     async def run(self) -> None:
         """Work for ever."""
@@ -93,21 +89,17 @@ class WorkQueue(Generic[K]):
     async def _next(self) -> K:
         async with self._changed:
             while True:
-                now = self._clock()
-                while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
-                    heapq.heappop(self._heap)  # Asked for an earlier time since.
-                for at, _, key in sorted(self._heap)[: len(self._running) + 1]:
-                    if at <= now and key not in self._running and self._due.get(key) == at:
-                        del self._due[key]
-                        self._running.add(key)
-                        return key
-                wait_s = max(0.0, self._heap[0][0] - now) if self._heap else None
-                if wait_s == 0.0:
-                    wait_s = None  # It runs already; its end is told.
-                try:
-                    await asyncio.wait_for(self._changed.wait(), wait_s)
-                except TimeoutError:
-                    continue
+                # One that is being looked at waits for that pass to end, and holds nobody up.
+                waiting = [pair for pair in self._due.items() if pair[0] not in self._running]
+                key, at = min(waiting, key=lambda pair: pair[1], default=(None, math.inf))
+                wait_s = at - self._clock()
+                if key is not None and wait_s <= 0:
+                    del self._due[key]
+                    self._running.add(key)
+                    return key
+                with contextlib.suppress(TimeoutError):
+                    timeout_s = None if key is None else wait_s
+                    await asyncio.wait_for(self._changed.wait(), timeout_s)
 
     async def _pass(self, key: K) -> float | None:
         try:

@@ -24,7 +24,7 @@ from typing import Final, Self, assert_never
 
 from pdcluster_api.proxy_config import EndpointsFile
 from pdcluster_api.v1alpha1 import PDCluster
-from pdcluster_cli.errors import CliError
+from pdcluster_cli.errors import CliError, StartError
 from pdcluster_cli.files import write_whole
 from pdcluster_cli.process_tree import adopt_orphans
 from pdcluster_cli.up.edits import Edit, edit_between
@@ -67,6 +67,8 @@ _START_PROBE_PERIOD_S: Final = 0.2
 """Seconds between two probes of a program that is still to become ready: a person is waiting."""
 
 _TAIL_LINES: Final = 15
+_CANNOT_LAUNCH = 126
+"""Exit code of a program that could not even be launched, as a shell gives it."""
 
 
 @dataclass(slots=True)
@@ -121,6 +123,7 @@ class LocalCluster:
         self._published: EndpointsFile | None = None
         self._published_for: Snapshot | None = None
         self._failure: CliError | None = None
+        self._write_failure = ""
         self._woken = asyncio.Event()
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._loop: asyncio.Task[None] | None = None
@@ -319,17 +322,44 @@ class LocalCluster:
         endpoints = self.endpoints
         if endpoints != self._published:
             text = endpoints.model_dump_json(by_alias=True, indent=2)
-            write_whole(Path(self._site.endpoints_file), text)
+            try:
+                write_whole(Path(self._site.endpoints_file), text)
+            except OSError as error:
+                self._published_for = None
+                self._tell_write_failure(f"the proxy can't be told of the engines: {error}")
+                return
             self._published = endpoints
+            self._write_failure = ""
+
+    def _tell_write_failure(self, reason: str) -> None:
+        """Say once what could not be written; the loop tries again, and everything else goes on."""
+        if reason != self._write_failure:
+            self._write_failure = reason
+            self._listener.told(f"{reason}. Everything goes on as it is; it is tried again.")
 
     # --- one process ---------------------------------------------------------------------------
 
     async def _launch(self, member: Member) -> None:
-        name, program = member.name, member.program
+        name = member.name
+        try:
+            running = await self._start_process(name, member.program)
+        except OSError as error:
+            # A full disk, no process left: as if it had ended at once.
+            self._note(name, Event.LAUNCHED)
+            ended = self._note(name, Event.ENDED, exit_code=_CANNOT_LAUNCH)
+            self._report_failed_launch(ended, error)
+            return
+        launched = self._note(name, Event.LAUNCHED)
+        self._update(self._snapshot.with_member(replace(launched, pid=running.pid)))
+        prober = self._tasks.create_task(self._watch_health(name, running), name=f"probe {name}")
+        self._processes[name] = _Process(running=running, prober=prober)
+        self._tasks.create_task(self._watch_end(name, running), name=f"end of {name}")
+
+    async def _start_process(self, name: str, program: EngineProgram | ProxyProgram) -> Running:
         if isinstance(program, ProxyProgram):
             text = program.config.model_dump_json(by_alias=True, indent=2)
             write_whole(Path(self._site.run_dir) / f"{name}.json", text)
-        running = await self._launcher.launch(
+        return await self._launcher.launch(
             name,
             program.argv,
             # What only a pod can know is left out; `render` lists it.
@@ -338,11 +368,14 @@ class LocalCluster:
             grace_s=program.grace_s,
             has_sockets=isinstance(program, EngineProgram),
         )
-        launched = self._note(name, Event.LAUNCHED)
-        self._update(self._snapshot.with_member(replace(launched, pid=running.pid)))
-        prober = self._tasks.create_task(self._watch_health(name, running), name=f"probe {name}")
-        self._processes[name] = _Process(running=running, prober=prober)
-        self._tasks.create_task(self._watch_end(name, running), name=f"end of {name}")
+
+    def _report_failed_launch(self, member: Member, error: OSError) -> None:
+        message = f"{member.name} cannot be launched: {error}"
+        if self._served_wish is None and member.has_failed_to_start:
+            self._failure = StartError(f"{message}. Correct that and try again.")
+            self._update(replace(self._snapshot, ending=Ending.AT_ONCE))
+        elif self._snapshot.ending is Ending.NOT:
+            self._listener.told(f"{message}; it is tried again")
 
     async def _watch_end(self, name: str, running: Running) -> None:
         code = await running.ended()

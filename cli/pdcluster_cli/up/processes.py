@@ -105,14 +105,20 @@ class Running:
 
     def has_spoken(self) -> bool:
         """Whether the program has written anything."""
-        return self.log.stat().st_size > self.log_start
+        try:
+            return self.log.stat().st_size > self.log_start
+        except OSError:  # Somebody has removed it; that says nothing of the program.
+            return False
 
     def tail(self, num_lines: int) -> tuple[str, ...]:
         """Return the last lines the program has written since it was launched."""
-        size = self.log.stat().st_size
-        with self.log.open("rb") as log:
-            log.seek(max(self.log_start, size - _TAIL_BYTES))
-            text = log.read().decode(errors="replace")
+        try:
+            size = self.log.stat().st_size
+            with self.log.open("rb") as log:
+                log.seek(max(self.log_start, size - _TAIL_BYTES))
+                text = log.read().decode(errors="replace")
+        except OSError:
+            return ()
         return tuple(text.splitlines()[-num_lines:])
 
     def terminate(self) -> None:

@@ -16,7 +16,7 @@ from pdcluster_api.labels import CLUSTER_LABEL
 from pdcluster_operator.kube.resources import RESOURCES
 from pdcluster_operator.kube.store import ClusterKey, Store
 
-__all__ = ["WATCHED", "make_registry", "make_settings"]
+__all__ = ["WATCHED", "watch"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -24,7 +24,28 @@ WATCHED: Final = tuple(kind for kind in RESOURCES if kind != "Event")
 """Kinds that are watched; Events are read where a pod does not start."""
 
 
-def make_registry(
+async def watch(
+    store: Store,
+    enqueue: Callable[[ClusterKey], Awaitable[None]],
+    *,
+    namespaces: tuple[str, ...],
+) -> None:
+    """Watch for ever.
+
+    Args:
+        store: Learns of everything.
+        enqueue: Has a cluster looked at.
+        namespaces: Where; empty for everywhere.
+    """
+    await kopf.operator(
+        registry=_make_registry(store, enqueue),
+        settings=_make_settings(),
+        namespaces=namespaces,
+        clusterwide=not namespaces,
+    )
+
+
+def _make_registry(
     store: Store, enqueue: Callable[[ClusterKey], Awaitable[None]]
 ) -> kopf.OperatorRegistry:
     """Have every event put into the store and its cluster looked at.
@@ -63,7 +84,7 @@ def _handler(
     return handle
 
 
-def make_settings() -> kopf.OperatorSettings:
+def _make_settings() -> kopf.OperatorSettings:
     """Kopf as a watcher of named kinds, with nothing to discover and nothing to keep."""
     settings = kopf.OperatorSettings()
     # Neither CRDs nor namespaces are looked for, so no rights on them are needed.

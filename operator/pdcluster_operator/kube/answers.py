@@ -1,4 +1,4 @@
-"""What the API server's refusals mean.
+"""What the API server's rejections mean.
 
 Pure. One table for all of them: whether to look again, to wait, or to tell a person.
 
@@ -13,7 +13,7 @@ from http import HTTPStatus
 from typing import Final
 
 from pdcluster_operator.errors import (
-    ApplyRefusedError,
+    ApplyRejectedError,
     ClusterApiError,
     ConflictError,
     MissingError,
@@ -27,7 +27,7 @@ _MESSAGE_MAX: Final = 800
 
 
 def error_of(what: str, status: int, body: str, retry_after: str | None) -> OperatorError:
-    """Name a refusal.
+    """Name a rejection.
 
     Args:
         what: What was asked, for the message.
@@ -38,13 +38,13 @@ def error_of(what: str, status: int, body: str, retry_after: str | None) -> Oper
     said = _message(body)
     message = f"{what}: {said or HTTPStatus(status).phrase}"
     if _UNTYPED in said:
-        return ApplyRefusedError(message, is_template=True)
+        return ApplyRejectedError(message, is_template=True)
     if status == HTTPStatus.NOT_FOUND:
         return MissingError(message)
     if status in {HTTPStatus.CONFLICT, HTTPStatus.GONE}:
         return ConflictError(message)
     if status in {HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY}:
-        return ApplyRefusedError(message, is_template="spec.template" in said)
+        return ApplyRejectedError(message, is_template="spec.template" in said)
     seconds = float(retry_after) if retry_after and retry_after.isdecimal() else None
     return ClusterApiError(message, retry_after_s=seconds)
 

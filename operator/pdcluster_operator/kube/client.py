@@ -1,6 +1,6 @@
 """Reads and writes of single objects, over the official client's transport.
 
-Shell. Paths are ours (``resources.py``): nothing is discovered, nothing is cached. Refusals become
+Shell. Paths are ours (``resources.py``): nothing is discovered, nothing is cached. Rejections become
 our errors here and nowhere else.
 """
 
@@ -14,6 +14,7 @@ from typing import Final
 import aiohttp
 from kubernetes.aio.client import ApiClient, ApiException
 
+from pdcluster_api.labels import CLUSTER_LABEL
 from pdcluster_operator.errors import ClusterApiError, MissingError
 from pdcluster_operator.kube.answers import error_of
 from pdcluster_operator.kube.resources import RESOURCES
@@ -50,6 +51,26 @@ class KubeClient:
         except MissingError:
             return None
 
+    async def list_ours(self, kind: str, namespace: str = "") -> tuple[list[Raw], str]:
+        """List all objects of a kind that are ours, and the list's resource version.
+
+        Args:
+            kind: The kind.
+            namespace: Where; "" for everywhere.
+
+        Raises:
+            OperatorError: They could not be read.
+        """
+        resource = RESOURCES[kind]
+        query = [] if kind == "PDCluster" else [("labelSelector", CLUSTER_LABEL)]
+        answer = await self._request("GET", resource.collection(namespace), query=query)
+        items, metadata = answer.get("items"), answer.get("metadata")
+        listed = items if isinstance(items, list) else []
+        version = metadata.get("resourceVersion") if isinstance(metadata, dict) else ""
+        # Objects of a list come without their kind.
+        named = [{**each, "apiVersion": resource.api_version, "kind": kind} for each in listed]
+        return named, str(version)
+
     async def list_events(self, namespace: str, pod: str) -> list[Raw]:
         """Read the Events about one pod.
 
@@ -67,10 +88,10 @@ class KubeClient:
         Args:
             manifest: What to apply.
             namespace: Where.
-            uid: The uid that was observed: the server refuses any other object of the name.
+            uid: The uid that was observed: the server rejects any other object of the name.
 
         Raises:
-            OperatorError: It was refused.
+            OperatorError: It was rejected.
         """
         body: Mapping[str, object] = manifest
         metadata = manifest["metadata"]
@@ -86,7 +107,7 @@ class KubeClient:
         """Apply the status subresource.
 
         Raises:
-            OperatorError: It was refused.
+            OperatorError: It was rejected.
         """
         resource = RESOURCES[key.kind]
         body = {
@@ -104,7 +125,7 @@ class KubeClient:
         """Merge some fields into an object.
 
         Raises:
-            OperatorError: It was refused.
+            OperatorError: It was rejected.
         """
         metadata = content.get("metadata", {})
         assert isinstance(metadata, Mapping)
@@ -117,7 +138,7 @@ class KubeClient:
         """Delete one object, and in the background what it owns; one that is gone is no error.
 
         Raises:
-            OperatorError: It was refused.
+            OperatorError: It was rejected.
         """
         body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
         try:
@@ -129,7 +150,7 @@ class KubeClient:
         """Write one Event.
 
         Raises:
-            OperatorError: It was refused.
+            OperatorError: It was rejected.
         """
         await self._request("POST", RESOURCES["Event"].path(namespace), event)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from pdcluster_api.conditions import ConfigInvalidReason
-from pdcluster_operator.errors import ApplyRefusedError, StrangerError
+from pdcluster_operator.errors import ApplyRejectedError, StrangerError
 from pdcluster_operator.kube.resources import RESOURCES
 from pdcluster_operator.kube.store import ClusterKey, Store
 from pdcluster_operator.manifests.labels import FIELD_MANAGER
@@ -110,11 +110,11 @@ class Executor:
         except StrangerError as error:
             self._store.put_stranger(key, child, error.live)
             return
-        except ApplyRefusedError as error:
+        except ApplyRejectedError as error:
             reason = (
                 ConfigInvalidReason.POD_TEMPLATE_INVALID
                 if error.is_template
-                else ConfigInvalidReason.APPLY_REFUSED
+                else ConfigInvalidReason.APPLY_REJECTED
             )
             content = hash_of(action.manifest)
             failure = ApplyFailure(reason=reason, message=str(error), content=content)

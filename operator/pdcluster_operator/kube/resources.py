@@ -48,6 +48,13 @@ class Resource:
         """Group and version."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
+    def collection(self, namespace: str = "") -> str:
+        """Path of all objects of a namespace, or of all namespaces."""
+        if namespace:
+            return self.path(namespace)
+        root = f"/apis/{self.group}" if self.group else "/api"
+        return f"{root}/{self.version}/{self.plural}"
+
     def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
         """Path of the collection, of one object, or of a part of it."""
         root = f"/apis/{self.group}" if self.group else "/api"

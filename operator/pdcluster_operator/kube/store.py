@@ -71,6 +71,64 @@ class Store:
             self.forget(key, ObjectKey(kind, name), uid=str(dig(raw, "metadata", "uid") or ""))
         return key
 
+    def replace_kind(
+        self, kind: str, listed: Iterable[RawObject], *, version: str, namespace: str = ""
+    ) -> set[ClusterKey]:
+        """Take a whole list of one kind: what is not on it and is not newer is gone.
+
+        A watch that begins anew tells of what there is and never of what went meanwhile.
+
+        Args:
+            kind: The kind.
+            listed: All objects of it that are ours.
+            version: The list's resource version.
+            namespace: Where it was listed; "" for everywhere.
+
+        Returns:
+            The clusters that something has changed for.
+        """
+        items = list(listed)
+        there = {dig(each, "metadata", "uid") for each in items}
+        changed: set[ClusterKey] = set()
+        for known in self._known(kind, namespace):
+            is_gone = dig(known, "metadata", "uid") not in there
+            if is_gone and not _is_after(known, version):
+                key = self.drop(known)
+                if key is not None:
+                    changed.add(key)
+        for each in items:
+            before = dig(self._find(each), "metadata", "resourceVersion")
+            key = self.put(each)
+            if key is not None and before != dig(self._find(each), "metadata", "resourceVersion"):
+                changed.add(key)
+        return changed
+
+    def _known(self, kind: str, namespace: str) -> list[RawObject]:
+        if kind == "PDCluster":
+            pools: Iterable[RawObject] = self._clusters.values()
+        elif kind == "Pod":
+            pools = [pod for pods in self._pods.values() for pod in pods.values()]
+        else:
+            pools = [
+                raw
+                for children in self._children.values()
+                for child, raw in children.items()
+                if child.kind == kind
+            ]
+        return [
+            raw for raw in pools if not namespace or dig(raw, "metadata", "namespace") == namespace
+        ]
+
+    def _find(self, raw: RawObject) -> RawObject | None:
+        kind, name = str(raw.get("kind", "")), str(dig(raw, "metadata", "name") or "")
+        namespace = str(dig(raw, "metadata", "namespace") or "")
+        if kind == "PDCluster":
+            return self._clusters.get((namespace, name))
+        key = (namespace, cluster_name_of(raw))
+        if kind == "Pod":
+            return self._pods[key].get(name)
+        return self._children[key].get(ObjectKey(kind, name))
+
     def forget(self, key: ClusterKey, child: ObjectKey, *, uid: str) -> None:
         """Forget a child, unless another of its name has come meanwhile."""
         known = self._children[key].get(child)
@@ -89,7 +147,7 @@ class Store:
         return tuple(self._strangers[key])
 
     def note_failure(self, key: ClusterKey, child: ObjectKey, failure: ApplyFailure | None) -> None:
-        """Note that a content was refused for good, or that one was taken."""
+        """Note that a content was rejected for good, or that one was taken."""
         if failure is None:
             self._failures[key].pop(child, None)
         else:
@@ -108,12 +166,20 @@ class Store:
         return tuple(self._pods[key].values())
 
     def failures(self, key: ClusterKey) -> Mapping[ObjectKey, ApplyFailure]:
-        """Its applies that were refused for good."""
+        """Its applies that were rejected for good."""
         return dict(self._failures[key])
 
     def keys(self) -> tuple[ClusterKey, ...]:
         """Every cluster."""
         return tuple(self._clusters)
+
+
+def _is_after(raw: RawObject, version: str) -> bool:
+    """Whether an object is newer than a list."""
+    mine = dig(raw, "metadata", "resourceVersion")
+    if not (isinstance(mine, str) and mine.isdecimal() and version.isdecimal()):
+        return False
+    return int(mine) > int(version)
 
 
 def is_newer(raw: RawObject, known: RawObject | None) -> bool:

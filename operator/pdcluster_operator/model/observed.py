@@ -75,6 +75,7 @@ class PodView:
         revision: Revision of an engine.
         is_ready: It says that it serves.
         is_terminating: It is on its way out.
+        is_being_made: It is on a node and its containers do not exist yet.
         trouble: Why it does not get on, where something is known.
     """
 
@@ -84,6 +85,7 @@ class PodView:
     revision: str = ""
     is_ready: bool = False
     is_terminating: bool = False
+    is_being_made: bool = False
     trouble: Trouble | None = None
 
 
@@ -119,7 +121,7 @@ class Observed:
         status: Its status as it stands, raw.
         children: Its objects by key, strangers of a child's name included.
         pods: Its pods.
-        failures: Applies that were refused for good.
+        failures: Applies that were rejected for good.
     """
 
     name: str

@@ -14,7 +14,7 @@ from typing import Final
 from pdcluster_api.conditions import TroubleReason
 from pdcluster_operator.model.observed import RawObject, Trouble
 
-__all__ = ["trouble_of"]
+__all__ = ["is_being_made", "trouble_of"]
 
 _IMAGE_REASONS: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
@@ -34,13 +34,27 @@ def trouble_of(pod: RawObject, events: Iterable[RawObject]) -> Trouble | None:
     return next(_troubles(pod, events), None)
 
 
+def is_being_made(pod: RawObject) -> bool:
+    """Whether a pod is on a node and its containers do not exist yet: Events tell what it lacks."""
+    status = pod.get("status")
+    statuses = status.get("containerStatuses") if isinstance(status, Mapping) else None
+    for container in _maps(statuses):
+        state = container.get("state")
+        waiting = state.get("waiting") if isinstance(state, Mapping) else None
+        if isinstance(waiting, Mapping) and waiting.get("reason") == "ContainerCreating":
+            return True
+    return False
+
+
 def _troubles(pod: RawObject, events: Iterable[RawObject]) -> Iterator[Trouble]:
     status = pod.get("status")
     if not isinstance(status, Mapping):
         return
     for condition in _maps(status.get("conditions")):
-        is_refused = condition.get("type") == "PodScheduled" and condition.get("status") == "False"
-        if is_refused and condition.get("reason") == "Unschedulable":
+        is_unscheduled = (
+            condition.get("type") == "PodScheduled" and condition.get("status") == "False"
+        )
+        if is_unscheduled and condition.get("reason") == "Unschedulable":
             yield _trouble(
                 TroubleReason.UNSCHEDULABLE,
                 condition.get("message"),

@@ -30,7 +30,7 @@ from pdcluster_operator.model.observed import (
     PodView,
     RawObject,
 )
-from pdcluster_operator.model.pod_trouble import trouble_of
+from pdcluster_operator.model.pod_trouble import is_being_made, trouble_of
 
 __all__ = ["cluster_name_of", "dig", "observe", "read_child", "read_pod"]
 
@@ -96,6 +96,7 @@ def read_pod(raw: RawObject, events: Iterable[RawObject] = ()) -> PodView:
         revision=labels.get(REVISION_LABEL, ""),
         is_ready=is_ready and not is_terminating,
         is_terminating=is_terminating,
+        is_being_made=is_being_made(raw),
         trouble=None if is_ready or is_terminating else trouble_of(raw, events),
     )
 
@@ -115,7 +116,7 @@ def observe(
         children: Its objects, and strangers of their names.
         pods: Its pods.
         events: Events about its pods.
-        failures: Applies that were refused for good.
+        failures: Applies that were rejected for good.
     """
     metadata = dig(raw, "metadata")
     cluster, problems, reason = _validated(raw)

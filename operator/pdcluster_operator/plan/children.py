@@ -105,7 +105,7 @@ def _towards(observed: Observed, manifest: Manifest) -> Iterator[Action]:
     key, child = key_of(manifest), observed.child(manifest)
     failure = observed.failures.get(key)
     if failure is not None and failure.content == hash_of(manifest):
-        return  # Refused for good: the same again would be refused again.
+        return  # Rejected for good: the same again would be rejected again.
     if child is None:
         yield Apply(manifest=manifest)
     elif (

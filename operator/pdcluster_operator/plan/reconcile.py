@@ -7,6 +7,8 @@ too. What runs is never disturbed by a resource that can't be acted on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Final
 
 from pdcluster_api.conditions import ConfigInvalidReason
 from pdcluster_api.proxy_config import Role
@@ -36,7 +38,13 @@ from pdcluster_operator.plan.status import (
     pool_statuses,
 )
 
-__all__ = ["plan"]
+__all__ = ["PENDING_S", "STRANGER_S", "plan"]
+
+STRANGER_S: Final = 20.0
+"""Between two looks whether a taken name is free again: strangers are not watched."""
+
+PENDING_S: Final = 15.0
+"""Between two looks at the Events of a pod that does not start: they are not watched."""
 
 
 def plan(observed: Observed, settings: RenderSettings, *, now: str) -> Plan:
@@ -64,7 +72,8 @@ def plan(observed: Observed, settings: RenderSettings, *, now: str) -> Plan:
     if taken:
         names = ", ".join(f"{child.key.kind} {child.key.name}" for child in taken)
         message = f"{names} exists and is not this cluster's. Delete it or rename the PDCluster."
-        return _stuck(observed, ConfigInvalidReason.NAME_TAKEN, message, now)
+        stuck = _stuck(observed, ConfigInvalidReason.NAME_TAKEN, message, now)
+        return replace(stuck, again_in_s=STRANGER_S)
     return _act(observed, cluster, settings, now)
 
 
@@ -92,7 +101,8 @@ def _act(observed: Observed, cluster: PDCluster, settings: RenderSettings, now: 
             *(() if is_paused else children),
             *pool_statuses(observed, counts),
             *_written(observed, status, findings),
-        )
+        ),
+        again_in_s=PENDING_S if any(pod.is_being_made for pod in observed.pods) else None,
     )
 
 

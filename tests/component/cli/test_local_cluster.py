@@ -372,3 +372,43 @@ async def test_logs_are_kept_by_name_and_appended_by_restarts(run: Run, tmp_path
         await until(lambda: phase_of(local, "decode-0") is Phase.READY)
     log = (tmp_path / "logs" / "decode-0.log").read_text(encoding="utf-8")
     assert log == "starting engine\nstarting engine\n"
+
+
+async def test_what_cannot_be_written_is_told_once_and_harms_no_engine(
+    run: Run, tmp_path: Path, listening: Listening
+) -> None:
+    async with run() as local:
+        await local.wait_ready()
+        before = {member.name: member.pid for member in local.snapshot.members}
+        in_the_way = tmp_path / "endpoints.new"
+        in_the_way.mkdir()
+        psutil.Process(member_of(local, "decode-0").pid).children()[0].kill()
+        await until(lambda: any("can't be told" in text for text in listening.messages))
+        await until(lambda: phase_of(local, "decode-0") is Phase.READY)
+        in_the_way.rmdir()
+        await until(lambda: endpoints_on_disk(tmp_path) == {"prefill-0": False, "decode-0": False})
+        after = {member.name: member.pid for member in local.snapshot.members}
+        assert {name for name in before if before[name] != after[name]} == {"decode-0"}
+    assert sum("can't be told" in text for text in listening.messages) == 1
+
+
+async def test_one_that_cannot_be_launched_again_is_tried_until_it_can(
+    run: Run, tmp_path: Path, listening: Listening
+) -> None:
+    async with run() as local:
+        await local.wait_ready()
+        log = tmp_path / "logs" / "decode-0.log"
+        log.rename(tmp_path / "kept.log")
+        log.mkdir()
+        psutil.Process(member_of(local, "decode-0").pid).children()[0].kill()
+        await until(lambda: any("cannot be launched" in text for text in listening.messages))
+        assert phase_of(local, "prefill-0") is Phase.READY
+        log.rmdir()
+        await until(lambda: phase_of(local, "decode-0") is Phase.READY)
+
+
+async def test_one_that_cannot_be_launched_at_all_says_why(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "logs" / "decode-0.log").mkdir(parents=True)
+    with pytest.raises(StartError, match="decode-0 cannot be launched"):
+        async with run() as local:
+            await local.wait_ready()

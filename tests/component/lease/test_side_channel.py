@@ -50,6 +50,12 @@ async def listening(
         listener.close()
 
 
+async def test_an_address_that_is_none_is_the_peers_fault_and_no_surprise() -> None:
+    at = SideChannelAddress("no such host;", 5600)
+    with pytest.raises(RemoteProtocolError, match="can't be used as a side channel"):
+        await handshake(at, timeout_s=0.5)
+
+
 async def test_a_handshake_returns_payload_and_clock() -> None:
     at = free_address()
     async with listening(at) as listener:

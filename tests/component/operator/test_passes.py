@@ -10,7 +10,7 @@ import pytest
 from tests.support.kubernetes_world import NOW, SETTINGS, resource
 
 from pdcluster_operator.errors import (
-    ApplyRefusedError,
+    ApplyRejectedError,
     ClusterApiError,
     ConflictError,
     OperatorError,
@@ -18,7 +18,8 @@ from pdcluster_operator.errors import (
 from pdcluster_operator.kube.executor import Executor
 from pdcluster_operator.kube.store import Store
 from pdcluster_operator.manifests.objects import ObjectKey
-from pdcluster_operator.reconciler import STRANGER_S, Reconciler
+from pdcluster_operator.plan.reconcile import STRANGER_S
+from pdcluster_operator.reconciler import Reconciler
 
 KEY = ("serving", "qwen")
 Raw = dict[str, Any]
@@ -159,7 +160,7 @@ async def test_a_taken_name_is_told_and_looked_at_again() -> None:
 
 async def test_a_template_that_is_refused_becomes_a_condition_and_is_not_tried_again() -> None:
     rig = Rig()
-    refusal = ApplyRefusedError("no such field nodeSelectr", is_template=True)
+    refusal = ApplyRejectedError("no such field nodeSelectr", is_template=True)
     rig.api.refuse = {"apply Deployment/qwen-decode": refusal}
     await rig.settle()
     assert rig.conditions["ConfigValid"] == ("False", "PodTemplateInvalid")

@@ -145,3 +145,24 @@ async def test_a_later_wish_does_not_put_off_an_earlier_one() -> None:
         await queue.add("a", in_s=0.02)
         await queue.add("a", in_s=60.0)
         await until(lambda: seen == ["a"])
+
+
+async def test_one_that_hangs_and_is_asked_for_again_holds_no_timed_pass_up() -> None:
+    stuck, seen = asyncio.Event(), asyncio.Event()
+    began = asyncio.Event()
+
+    async def run_pass(key: str) -> None:
+        if key == "hangs":
+            began.set()
+            await stuck.wait()
+        else:
+            seen.set()
+
+    async with running(run_pass, num_workers=2) as queue:
+        await queue.add("hangs")
+        await began.wait()
+        await queue.add("hangs")
+        await queue.add("timed", in_s=0.05)
+        async with asyncio.timeout(10):
+            await seen.wait()
+        stuck.set()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pdcluster_operator.errors import (
-    ApplyRefusedError,
+    ApplyRejectedError,
     ClusterApiError,
     ConflictError,
     MissingError,
@@ -134,9 +134,9 @@ def status(message: str) -> str:
         (404, status("not found"), MissingError),
         (409, status("the uid is another"), ConflictError),
         (410, status("too old"), ConflictError),
-        (422, status("spec.replicas: must be at least 0"), ApplyRefusedError),
-        (400, status("bad"), ApplyRefusedError),
-        (500, status("failed to create typed patch object: .spec.x"), ApplyRefusedError),
+        (422, status("spec.replicas: must be at least 0"), ApplyRejectedError),
+        (400, status("bad"), ApplyRejectedError),
+        (500, status("failed to create typed patch object: .spec.x"), ApplyRejectedError),
         (500, status("etcd is away"), ClusterApiError),
         (403, status("exceeded quota"), ClusterApiError),
         (429, status("slow down"), ClusterApiError),
@@ -153,7 +153,7 @@ def test_a_refusal_says_whether_trying_again_can_help(
 
 def test_a_template_that_cannot_be_typed_is_told_apart() -> None:
     error = error_of("PATCH /x", 500, status("failed to create typed patch object"), None)
-    assert isinstance(error, ApplyRefusedError)
+    assert isinstance(error, ApplyRejectedError)
     assert error.is_template
 
 

@@ -1,0 +1,65 @@
+"""A real Kubernetes for these tests: built once, started per session, in namespaces of its own."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.kubernetes import Kubectl
+from tools.kubernetes.build import BuildError, build_all, default_cache
+from tools.kubernetes.cluster.host import Cluster
+from tools.kubernetes.cluster.layout import Layout
+from tools.kubernetes.cluster.shell import ClusterError
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = Path("/dev/shm/pdcluster-tests-control-plane")
+
+
+@pytest.fixture(scope="session")
+def programs() -> Path:
+    """Folder with Kubernetes' programs."""
+    if shutil.which("go") is None and not os.environ.get("CI"):
+        pytest.skip("Go is missing: it builds Kubernetes")
+    try:
+        return build_all(default_cache())
+    except BuildError as error:
+        pytest.fail(str(error))
+
+
+@pytest.fixture(scope="session")
+def control_plane(programs: Path) -> Iterator[Layout]:
+    """A control plane without a node: a test plays the kubelet."""
+    cluster = Cluster(FOLDER)
+    cluster.folder.mkdir(exist_ok=True)
+    try:
+        layout = cluster.start(programs, is_full=False)
+    except ClusterError as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+    yield layout
+    cluster.stop()
+    shutil.rmtree(cluster.folder)
+
+
+@pytest.fixture(scope="session")
+def kubectl(control_plane: Layout) -> Kubectl:
+    """kubectl as the administrator, with our CRDs in place."""
+    made = Kubectl(control_plane.bin / "kubectl", control_plane.kubeconfig)
+    for path in sorted((ROOT / "crds").glob("*.yaml")):
+        made("apply", "--server-side", "-f", str(path))
+    made("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+    return made
+
+
+@pytest.fixture
+def namespace(kubectl: Kubectl) -> Iterator[str]:
+    """A namespace of the test's own."""
+    name = f"t-{secrets.token_hex(4)}"
+    kubectl("create", "namespace", name)
+    yield name
+    kubectl("delete", "namespace", name, "--wait=false")

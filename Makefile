@@ -54,7 +54,7 @@ ENGINE_TESTS = $(BIN)/pytest -m engine $(PYTEST_ARGS) || $(BIN)/pytest -m engine
 # CI tests on both kinds of engine; elsewhere WITHOUT_VLLM=1 leaves the real one out.
 .PHONY: test
 test: check $(if $(WITHOUT_VLLM),,vllm-env) ## Everything: check, then all tests (real vLLM included)
-	@$(BIN)/pytest -m "not engine" $(PYTEST_ARGS)
+	@$(BIN)/pytest -m "not engine and not cluster" $(PYTEST_ARGS)
 	@$(if $(WITHOUT_VLLM),echo "real vLLM was left out: WITHOUT_VLLM is set",$(ENGINE_TESTS))
 
 .PHONY: test-quick

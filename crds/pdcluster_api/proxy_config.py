@@ -13,6 +13,8 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
+from pdcluster_lease.defaults import LEASE_DURATION_MIN_S
+
 __all__ = [
     "AdmissionConfig",
     "EndpointConfig",
@@ -88,7 +90,7 @@ class ListenConfig(_Model):
 class LeaseConfig(_Model):
     """The lease settings of the cluster's engines, for endpoints that do not state their own."""
 
-    duration_seconds: Annotated[int, Field(ge=1)]
+    duration_seconds: Annotated[int, Field(ge=LEASE_DURATION_MIN_S)]
     hand_off_deadline_seconds: Annotated[int, Field(ge=1)] | None = None
     """Replaces both derived hand-off deadlines where set."""
     max_hold_seconds: Annotated[int, Field(ge=1)]
@@ -178,7 +180,7 @@ class EndpointConfig(_Model):
     revision: str
     block_size: Annotated[int, Field(ge=1)] | None = None
     """Tokens per KV block where known; engines of unequal size are never paired."""
-    lease_duration_seconds: Annotated[int, Field(ge=1)] | None = None
+    lease_duration_seconds: Annotated[int, Field(ge=LEASE_DURATION_MIN_S)] | None = None
     """The lease this engine grants; absent means the cluster's."""
     draining: bool = False
     """No new work goes to it; what runs finishes."""

@@ -101,7 +101,10 @@ def bind(address: ListenConfig, number: int, *, field: str) -> list[socket.socke
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             listener.bind((address.host, address.port))
-            listener.listen(BACKLOG)  # Until a worker is up its clients wait in the queue.
+            if not address.shared:
+                # Until a worker is up its clients wait in the queue. Beside another proxy they are
+                # better off there: the kernel gives each listener its share, accepting or not.
+                listener.listen(BACKLOG)
     except OSError as error:
         for listener in bound:
             listener.close()

@@ -178,7 +178,7 @@ def test_an_edit_adds_an_engine_and_a_bad_edit_changes_nothing(
     file(decode={"replicas": 2})
     running.wait_for("decode-1     ready")
     applied = "spec.decode.replicas 1 -> 2; programs: 3 kept, 1 started, 0 drained"
-    assert f"Applied {path}: {applied}" in running.text
+    assert f"{path}: {applied}" in running.text
     assert before <= {process.pid for process in running.tree()}
     file(kvTransfer={"kvLeaseDurationSeconds": 4})
     running.wait_for(f"{path} is not applied; the programs go on as they are. Correct it")

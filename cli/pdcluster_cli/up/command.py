@@ -230,7 +230,7 @@ async def _follow(path: Path, local: LocalCluster, screen: Screen, stop: asyncio
         async for changes in watchfiles.awatch(path.parent, stop_event=stop, recursive=False):
             if not any(Path(changed) == path for _, changed in changes):
                 continue
-            before = local.resource
+            before, admin_url = local.resource, local.admin_url
             try:
                 edit = local.apply(load_file(path).cluster)
             except PDClusterError as error:
@@ -241,8 +241,8 @@ async def _follow(path: Path, local: LocalCluster, screen: Screen, stop: asyncio
             if edit.changes or not was_applied:
                 screen.told(edit_message(edit, str(path)))
             was_applied = True
-            if _model(before) != _model(local.resource):
-                announcing.create_task(_announce_model(local, screen, _model(local.resource)))
+            if edit.is_felt:
+                announcing.create_task(_tell_applied(local, screen, before, admin_url))
 
 
 def _tell_lost(following: asyncio.Task[None], screen: Screen, path: Path) -> None:
@@ -262,9 +262,23 @@ def _unapplied(path: Path, error: PDClusterError) -> str:
     )
 
 
-async def _announce_model(local: LocalCluster, screen: Screen, model: str) -> None:
-    """Show the new curl line once the edit serves; where it was undone, the old one is right."""
+async def _tell_applied(
+    local: LocalCluster, screen: Screen, before: PDCluster, admin_url: str
+) -> None:
+    """Say that an edit serves, and what of the outside it has changed.
+
+    An edit that was undone meanwhile has been told of.
+    """
+    edited = local.resource
     with contextlib.suppress(CliError):
         await local.wait_ready()
-        if _model(local.resource) == model:
-            screen.told(f"The model is {model!r} now:\n  {curl_line(local.url, model)}")
+        if local.resource is not edited:
+            return
+        lines = ["The edit is applied: the programs serve."]
+        if _model(before) != _model(edited):
+            model = _model(edited)
+            lines.append(f"The model is {model!r} now:\n  {curl_line(local.url, model)}")
+        if local.admin_url != admin_url:
+            # Two proxies live side by side for a moment, and each has an admin page of its own.
+            lines.append(f"The proxy's admin page is at {local.admin_url} now.")
+        screen.told("\n".join(lines))

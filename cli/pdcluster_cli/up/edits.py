@@ -86,7 +86,7 @@ def edit_between(before: PDCluster, after: PDCluster, old: Snapshot, new: Snapsh
 
 
 def edit_message(edit: Edit, source: str) -> str:
-    """Return the line that tells of an applied edit.
+    """Return the line that tells of an edit that is taken over.
 
     Args:
         edit: What it does.
@@ -99,6 +99,6 @@ def edit_message(edit: Edit, source: str) -> str:
         return f"Applied {source}: {told or 'nothing has changed'}; no program is concerned."
     when = " once those serve" if edit.num_started and edit.num_drained else ""
     return (
-        f"Applied {source}: {told}; programs: {edit.num_kept} kept, {edit.num_started} started, "
+        f"Applying {source}: {told}; programs: {edit.num_kept} kept, {edit.num_started} started, "
         f"{edit.num_drained} drained{when}."
     )

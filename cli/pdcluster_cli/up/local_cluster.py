@@ -54,7 +54,7 @@ from pdcluster_cli.up.snapshot import (
     probed,
     probed_host,
 )
-from pdcluster_cli.up.view import url_of
+from pdcluster_cli.up.view import admin_url_of, url_of
 from pdcluster_cli.up.wishes import Site, Wish, retargeted, wish_for
 from pdcluster_operator.program.programs import EngineProgram, ProxyProgram
 
@@ -155,6 +155,11 @@ class LocalCluster:
     def url(self) -> str:
         """Where clients connect."""
         return url_of(self._snapshot)
+
+    @property
+    def admin_url(self) -> str:
+        """Where the proxy that serves, or is to, has its admin page."""
+        return admin_url_of(self._snapshot)
 
     @property
     def endpoints(self) -> EndpointsFile:

@@ -14,9 +14,18 @@ from pdcluster_api.proxy_config import KeeperMode
 from pdcluster_api.support import KEEPER
 from pdcluster_cli.up.lifecycle import Phase
 from pdcluster_cli.up.snapshot import Ending, Member, Snapshot, Stop, host_of
-from pdcluster_operator.program.programs import EngineProgram
+from pdcluster_operator.program.programs import EngineProgram, ProxyProgram
 
-__all__ = ["KEEPER_LINE", "STOPPED", "Row", "curl_line", "rows", "serves", "url_of"]
+__all__ = [
+    "KEEPER_LINE",
+    "STOPPED",
+    "Row",
+    "admin_url_of",
+    "curl_line",
+    "rows",
+    "serves",
+    "url_of",
+]
 
 STOPPED: Final = "stopped"
 """Instead of a phase: it has ended because the whole ends, and does not come back."""
@@ -104,6 +113,15 @@ def url_of(snapshot: Snapshot) -> str:
     for member in snapshot.members:
         if member.wanted and not isinstance(member.program, EngineProgram):
             return address_of(member)
+    return ""
+
+
+def admin_url_of(snapshot: Snapshot) -> str:
+    """Return where the admin page is, or an empty text while there is no proxy."""
+    for member in snapshot.members:
+        if member.wanted and isinstance(member.program, ProxyProgram):
+            admin = member.program.config.admin
+            return f"http://{admin.host}:{admin.port}"
     return ""
 
 

@@ -198,9 +198,10 @@ def _recruit(
     taken = {_host(member) for member in members}
     if kind is Kind.PROXY:
         name = _free_name("proxy", names, first_is_bare=True)
-        # The first proxy's admin page is where people expect it.
-        replaces = "127.0.0.1" in taken
-        admin_host = address(taken) if replaces else "127.0.0.1"
+        # The admin page is where people expect it as soon as no other proxy has it there: two of
+        # them take turns.
+        replaces = any(member.kind is Kind.PROXY and member.is_alive for member in members)
+        admin_host = address(taken) if "127.0.0.1" in taken else "127.0.0.1"
         place_of_proxy = wish.site.proxy_place(name, admin_host, replaces=replaces)
         program: Program = proxy_program(wish.cluster, place_of_proxy)
     else:

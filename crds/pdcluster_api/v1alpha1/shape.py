@@ -218,6 +218,8 @@ _Quantity = Annotated[
     WithJsonSchema(
         {
             "x-kubernetes-int-or-string": True,
+            # The pattern is for words alone; found by a real API server, which took -1.
+            "minimum": 0,
             "anyOf": [{"type": "integer"}, {"type": "string"}],
             "pattern": _QUANTITY,
             "maxLength": _QUANTITY_MAX,

@@ -1,6 +1,6 @@
 """Reads and writes of single objects, over the official client's transport.
 
-Shell. Paths are ours (``resources.py``): nothing is discovered, nothing is cached. Rejections become
+Shell. Paths are ours (``resources.py``): nothing is discovered, nothing cached. Rejections become
 our errors here and nowhere else.
 """
 

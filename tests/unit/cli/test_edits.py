@@ -73,15 +73,15 @@ def edit(*changes: str, kept: int = 3, started: int = 0, drained: int = 0) -> Ed
     [
         (
             edit("a 1 -> 2", started=1, drained=2),
-            "Applied f: a 1 -> 2; programs: 3 kept, 1 started, 2 drained once those serve.",
+            "Applying f: a 1 -> 2; programs: 3 kept, 1 started, 2 drained once those serve.",
         ),
         (
             edit("a 1 -> 2", started=1),
-            "Applied f: a 1 -> 2; programs: 3 kept, 1 started, 0 drained.",
+            "Applying f: a 1 -> 2; programs: 3 kept, 1 started, 0 drained.",
         ),
         (
             edit("a 2 -> 1", drained=1),
-            "Applied f: a 2 -> 1; programs: 3 kept, 0 started, 1 drained.",
+            "Applying f: a 2 -> 1; programs: 3 kept, 0 started, 1 drained.",
         ),
         (edit("a 1 -> 2"), "Applied f: a 1 -> 2; no program is concerned."),
         (edit(), "Applied f: nothing has changed; no program is concerned."),

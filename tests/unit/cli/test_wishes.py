@@ -109,6 +109,26 @@ def test_what_only_the_proxy_is_told_replaces_only_the_proxy() -> None:
     assert config.admin.host not in {"127.0.0.1", "127.0.0.2"}
 
 
+def test_proxies_that_replace_one_another_take_turns_with_the_usual_admin_address() -> None:
+    current, admins = serving(), []
+    for seconds in (5, 6, 7):
+        current = aimed(current, proxy={"idleTimeoutSeconds": seconds})
+        (old,) = [one for one in current.members if one.kind is Kind.PROXY and not one.wanted]
+        (new,) = [one for one in current.members if one.kind is Kind.PROXY and one.wanted]
+        assert isinstance(new.program, ProxyProgram)
+        # Whatever admin address the old one has, its clients' port is shared.
+        assert new.program.config.listen.shared
+        admins.append(new.program.config.admin.host)
+        members = tuple(
+            replace(one, phase=Phase.READY, launches=1)
+            for one in current.members
+            if one.name != old.name
+        )
+        current = replace(current, members=members)
+    assert admins[1] == "127.0.0.1"
+    assert admins[0] == admins[2] != "127.0.0.1"
+
+
 def test_a_field_no_program_is_told_of_changes_nothing() -> None:
     assert aimed(serving(), monitoring={"podMonitor": True}).members == serving().members
 

@@ -24,6 +24,7 @@ from pdcluster_lease.lease import TRANSITIONS, LeaseState
 from pdcluster_proxy.core import endpoint, exchange_table
 from pdcluster_proxy.core.error_codes import CODES
 from pdcluster_proxy.core.exchange import FINAL_STATES
+from pdcluster_proxy.core.messages import EndpointState
 from pdcluster_proxy.metrics import METRICS
 from pdcluster_sim.core import peers
 
@@ -60,19 +61,15 @@ def endpoint_edges() -> Iterable[Edge]:
     edges: set[Edge] = set()
     for state, event in endpoint.TABLE:
         standings = [
-            replace(standing, state=state, until=until)
+            replace(standing, state=state, until=until, undrains_to=before)
             for standing in (endpoint.EndpointStatus(), failing)
             for until in (None, 0.0)
+            for before in (EndpointState.UNPROVEN, EndpointState.READY, EndpointState.EJECTED)
         ]
-        standings += [endpoint.DISCOVERED] if endpoint.DISCOVERED.state is state else []
         for standing in standings:
-            for draining in (False, True):
-                given = replace(standing, draining=draining)
-                told = [
-                    endpoint.shown_state(s) for s in (given, endpoint.step(given, event, now=1))
-                ]
-                if told[0] != told[1]:
-                    edges.add((told[0], event.value, told[1]))
+            after = endpoint.step(standing, event, now=1)
+            if after.state is not state:
+                edges.add((state.value, event.value, after.state.value))
     return sorted(edges)
 
 
@@ -96,7 +93,7 @@ def state_machines() -> str:
             "\n## Exchange (`proxy/pdcluster_proxy/core/exchange_table.py`)\n",
             diagram(exchange_edges(), first="NEW"),
             "\n## Endpoint (`proxy/pdcluster_proxy/core/endpoint.py`)\n",
-            diagram(endpoint_edges(), first=endpoint.shown_state(endpoint.DISCOVERED)),
+            diagram(endpoint_edges(), first=endpoint.DISCOVERED.state.value),
             "\n## A process of `pdcluster up` (`cli/pdcluster_cli/up/lifecycle.py`)\n",
             diagram(lifecycle_edges(), first="exited"),
             "\n## A peer of a simulated engine (`simulator/pdcluster_sim/core/peers.py`)\n",
@@ -112,7 +109,8 @@ METRICS_HEAD = """\
 Served by the companion on the admin port at `/metrics`, for all workers together. Rendered from
 `proxy/pdcluster_proxy/metrics.py` and `tools/metric_remedies.py` by `make generate`; do not edit.
 
-Labels are bounded: routes, statuses and codes are the proxy's own, endpoints are configured.
+Labels are bounded: routes, statuses and codes are the proxy's own, endpoints are those of the
+cluster. The series of one that is gone leave ten minutes after it.
 
 | Metric | Type | Labels | Meaning | What to do |
 |---|---|---|---|---|
@@ -178,7 +176,8 @@ ERRORS_HEAD = """\
 
 All errors have vLLM's shape, `{"error": {"message", "type", "param", "code"}}`; `code` and the
 header `x-pdcluster-reason` carry the same stable word; only `prefill-rejected` and
-`decode-rejected` keep the engine's own body beside the header. Rendered from
+`decode-rejected` keep the engine's own body beside the header, where that is an error of vLLM's
+shape. An engine's `Retry-After` is passed on, up to 3600 s. Rendered from
 `proxy/pdcluster_proxy/core/error_codes.py` by `make generate`; do not edit.
 
 A stream that has begun can't change its status: it ends with an error event, without `[DONE]`, and

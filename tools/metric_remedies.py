@@ -25,6 +25,9 @@ REMEDIES: Final[Mapping[str, str]] = {
     "re_prefills_total": "Work done twice. Rising: decode engines fail, or hand-offs come late.",
     "relayed_bytes_total": "Traffic; no action.",
     "requests_rejected_total": "Broken or hostile clients; `code` says what they sent.",
+    "answers_unread_total": (
+        "Clients that hang, or that do not read what they asked for; many of them: an attack."
+    ),
     "exchange_log_lines_dropped_total": (
         "Above 0: what reads the proxy's standard error stalls, or its disk is full. Requests are "
         "served all the same; their lines are lost."

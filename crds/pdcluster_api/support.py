@@ -32,11 +32,14 @@ class NotYet:
         path: The field.
         is_asked: Whether the spec asks for it.
         remedy: What to write instead.
+        is_default: The schema's default asks for it: once an API server has filled in defaults,
+            nobody can tell whether a person wrote it, and it is done as well as can be.
     """
 
     path: Path
     is_asked: Callable[[PDClusterSpec], bool]
     remedy: str
+    is_default: bool = False
 
 
 def _asks_affinity(spec: PDClusterSpec) -> bool:
@@ -86,16 +89,22 @@ NOT_YET: Final = (
         path=("spec", "proxy", "policy", "prefill"),
         is_asked=_asks_affinity,
         remedy="leave it out, or set LeastLoad, which is what the proxy does so far",
+        is_default=True,
     ),
 )
 
 
-def not_yet(cluster: PDCluster) -> tuple[Problem, ...]:
-    """Return what the resource asks for and no program honours yet."""
+def not_yet(cluster: PDCluster, *, has_defaults: bool = False) -> tuple[Problem, ...]:
+    """Return what the resource asks for and no program honours yet.
+
+    Args:
+        cluster: The resource.
+        has_defaults: It comes from an API server, which has written the defaults into it.
+    """
     return tuple(
         Problem(path=row.path, message=f"not yet supported; {row.remedy}")
         for row in NOT_YET
-        if row.is_asked(cluster.spec)
+        if row.is_asked(cluster.spec) and not (has_defaults and row.is_default)
     )
 
 

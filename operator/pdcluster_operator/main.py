@@ -6,7 +6,6 @@ Composition root: it knows everything and decides nothing.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -67,18 +66,13 @@ class Operator:
         self.metrics = Metrics(
             num_waiting=lambda: len(self._queue), num_clusters=lambda: len(self._store.keys())
         )
-        self._failure = ""
 
-    def hindrances(self) -> tuple[str, ...]:
-        """Why this process is not well."""
-        return (self._failure,) if self._failure else ()
-
-    async def run(self) -> None:
-        """Act until cancelled, or until the Lease is lost."""
+    async def run(self) -> bool:
+        """Act until stopped; False where the Lease was lost."""
         if not self._settings.leads:
             await self._act()
-            return
-        await lead(
+            return True
+        return await lead(
             self._api,
             namespace=self._settings.own_namespace,
             instance=self._settings.instance,
@@ -98,20 +92,20 @@ class Operator:
         return again
 
     async def _act(self) -> None:
-        """Watch and pass. The end of either is a fault: the process must end with it."""
+        """Watch and pass, until told to stop: kopf takes the signals."""
         self.metrics.leads.set(1)
-        settings = self._settings
+        watching = watch(self._store, self._queue.add, namespaces=self._settings.namespaces)
+        tasks = [
+            asyncio.create_task(each) for each in (self._queue.run(), self._resync.run(), watching)
+        ]
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._queue.run())
-                group.create_task(self._resync.run())
-                group.create_task(
-                    watch(self._store, self._queue.add, namespaces=settings.namespaces)
-                )
-        except Exception as error:
-            self._failure = f"{type(error).__name__}: {error}"
-            _LOG.exception("operator.failed")
-            raise
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def run(settings: Settings) -> int:
@@ -125,28 +119,25 @@ async def run(settings: Settings) -> int:
         probes = await serve_probes(
             settings.probe_host,
             settings.probe_port,
-            hindrances=operator.hindrances,
             render=operator.metrics.render,
         )
         _LOG.info(
             "operator.started",
             extra={"namespaces": list(settings.namespaces), "instance": settings.instance},
         )
-        task = asyncio.create_task(operator.run())
+        acting = asyncio.create_task(operator.run())
+        # A follower has no kopf yet that would take the signals.
         loop = asyncio.get_running_loop()
-        stopped = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stopped.set)
-        waiting = asyncio.create_task(stopped.wait())
-        await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        has_ended = task.done()
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await task
-        await probes.cleanup()
+            loop.add_signal_handler(number, acting.cancel)
+        try:
+            has_stopped = await acting
+        except asyncio.CancelledError:
+            has_stopped = True
+        finally:
+            await probes.cleanup()
         _LOG.info("operator.complete")
-        return _EXIT_LOST_LEASE if has_ended else 0
+        return 0 if has_stopped else _EXIT_LOST_LEASE
 
 
 def main() -> None:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from random import Random
 
 from starlette.applications import Starlette
@@ -21,26 +20,22 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from pdcluster_api.proxy_config import ProxyConfig
-from pdcluster_proxy.api.openai import ExchangeEndpoint, ModelsEndpoint
+from pdcluster_proxy.api.openai import ExchangeEndpoint, ModelsEndpoint, UnfinishedBodies
 from pdcluster_proxy.api.probes import healthz, readyz
+from pdcluster_proxy.background import kept_up
 from pdcluster_proxy.core.bodies import PATHS, Api
 from pdcluster_proxy.core.error_bodies import REASON_HEADER, error_body
-from pdcluster_proxy.core.ports import Companion, Engines
+from pdcluster_proxy.core.ports import CompanionPort, Engines
 from pdcluster_proxy.exchange.journal import Journal
 from pdcluster_proxy.exchange.worker import Worker
 
 __all__ = ["create_app"]
 
-_LOG = logging.getLogger(__name__)
-
-BACKGROUND_PAUSE_S = 0.1
-"""Before a background loop that failed runs again, in seconds."""
-
 
 def create_app(
     config: ProxyConfig,
     engines: Engines,
-    link: Companion,
+    link: CompanionPort,
     worker_index: int = 0,
     num_workers: int = 1,
 ) -> Starlette:
@@ -66,17 +61,21 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(_kept_up(run)) for run in (worker.tick, worker.write_journal)]
+        tasks = [asyncio.create_task(kept_up(run)) for run in (worker.tick, worker.write_journal)]
         yield
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         worker.journal.flush()
 
+    unfinished = UnfinishedBodies()
     models = ModelsEndpoint(worker, created=int(time.time()))
     app = Starlette(
         routes=[
-            *(Route(PATHS[api], ExchangeEndpoint(worker, api), methods=["POST"]) for api in Api),
+            *(
+                Route(PATHS[api], ExchangeEndpoint(worker, api, unfinished), methods=["POST"])
+                for api in Api
+            ),
             Route("/v1/models", models, methods=["GET"]),
             Route("/v1/models/{model:path}", models, methods=["GET"]),
             Route("/healthz", healthz),
@@ -85,18 +84,9 @@ def create_app(
         exception_handlers={HTTPException: _http_error},
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False  # A redirected POST would be sent twice.
     app.state.worker = worker
     return app
-
-
-async def _kept_up(run: Callable[[], Coroutine[None, None, None]]) -> None:
-    """Run a background loop for ever: without its tick a worker could hand nothing over."""
-    while True:
-        try:
-            await run()
-        except Exception:  # noqa: BLE001 (an outermost loop: logged, and run again)
-            _LOG.exception("background.failed")
-            await asyncio.sleep(BACKGROUND_PAUSE_S)
 
 
 def _http_error(request: Request, error: Exception) -> Response:

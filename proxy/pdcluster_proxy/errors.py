@@ -12,10 +12,12 @@ from typing import ClassVar
 from pdcluster_lease.errors import PDClusterError
 
 __all__ = [
+    "BackgroundEndedError",
     "ClientGoneError",
     "ConnectError",
     "ConnectionLostError",
     "HandOffError",
+    "LinkError",
     "LocalFailureError",
     "ProxyError",
     "RejectedError",
@@ -67,6 +69,18 @@ class SupervisorGoneError(ProxyError):
     """The supervisor ended before one of its processes began."""
 
     reason: ClassVar[str] = "SupervisorGone"
+
+
+class BackgroundEndedError(ProxyError):
+    """A task that runs for the life of its process has ended: the process must begin anew."""
+
+    reason: ClassVar[str] = "BackgroundEnded"
+
+
+class LinkError(ProxyError):
+    """Companion and worker do not understand each other: the connection must begin anew."""
+
+    reason: ClassVar[str] = "Link"
 
 
 class ClientGoneError(ProxyError):

@@ -1,7 +1,8 @@
 """Every metric of the proxy: name, kind, labels, help.
 
 Pure. Workers report by the short name; the companion counts and exports under :attr:`Metric.name`.
-Labels are bounded: routes, statuses and codes are ours, endpoints are those of the configuration.
+Labels are bounded: routes, statuses and codes are ours, endpoints are those that are known now or
+were a while ago.
 """
 
 from __future__ import annotations
@@ -100,10 +101,11 @@ _FROM_WORKERS: Final = (
         "Requests rejected below the application: not valid HTTP.",
         "code",
     ),
+    _counter("answers_unread_total", "Clients cut because they did not read their answers."),
     _counter(
         "exchange_log_lines_dropped_total", "Lines of the exchange log that could not be written."
     ),
-    _counter("connections_opened_total", "Connections opened to engines.", "address"),
+    _counter("connections_opened_total", "Connections opened to engines.", "endpoint"),
     _counter("leases_total", "Steps of KV leases: granted, handed-off, ended.", "endpoint", "step"),
     _counter(
         "leg_outcomes_total", "Ended legs by what they say of the engine.", "endpoint", "kind"

@@ -108,6 +108,8 @@ def load_config(path: Path) -> ProxyConfig:
         ) from error
     try:
         document = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except RecursionError:
+        raise ConfigurationError(f"{path}: is nested too deep to be read.") from None
     except (ValueError, yaml.YAMLError) as error:
         raise ConfigurationError(
             f"{path}: is not valid {'JSON' if path.suffix == '.json' else 'YAML'}: {error}"

@@ -6,6 +6,9 @@ again, at once at first, later with growing delays. Stopping takes three steps: 
 503 while everything is still served, then the workers stop accepting and finish, then the companion
 goes. A second request to stop ends everything at once.
 
+The companion hears by SIGUSR1 that the proxy drains. Processes begin with that signal blocked, so
+that it waits for a companion that has no handler yet instead of killing it.
+
 Deliberately not here: what the processes do, and where the configuration comes from.
 """
 
@@ -27,9 +30,12 @@ if TYPE_CHECKING:
 
     from pdcluster_proxy.settings import Settings
 
-__all__ = ["ProcessPlan", "Supervisor", "restart_delay_s"]
+__all__ = ["DRAIN_SIGNAL", "ProcessPlan", "Supervisor", "restart_delay_s"]
 
 _LOG = logging.getLogger(__name__)
+
+DRAIN_SIGNAL: Final = signal.SIGUSR1
+"""Tells the companion that the proxy drains; blocked until a process lets it in."""
 
 EXIT_STOPPED: Final = 0
 EXIT_FAULT: Final = 1
@@ -117,6 +123,13 @@ class Supervisor:
 
     async def run(self) -> int:
         """Keep the processes running until told to stop; returns the exit code."""
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {DRAIN_SIGNAL})
+        try:
+            return await self._run()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    async def _run(self) -> int:
         keepers = [
             asyncio.create_task(self._keep(plan)) for plan in (self._companion, *self._workers)
         ]
@@ -182,6 +195,8 @@ class Supervisor:
             pass_fds=(descriptor,),
         )
         self._running[plan.name] = process
+        if plan is self._companion and self._stop.is_set():
+            self._signal(plan.name, DRAIN_SIGNAL)  # Its predecessor has taken the news with it.
         assert process.stdin is not None
         with contextlib.suppress(ConnectionError):  # It died: its exit code tells.
             process.stdin.write(self._config_json)
@@ -194,7 +209,7 @@ class Supervisor:
 
     async def _stop_in_order(self) -> None:
         _LOG.info("drain.started", extra={"drain_s": self._drain_s, "grace_s": self._grace_s})
-        self._signal(self._companion.name, signal.SIGUSR1)
+        self._signal(self._companion.name, DRAIN_SIGNAL)
         await self._unless_hurried(asyncio.sleep(self._drain_s), self._drain_s)
         self._is_stopping = True
         for plan in self._workers:

@@ -18,6 +18,7 @@ from starlette.routing import Route
 from pdcluster_api.proxy_config import ProxyConfig
 from pdcluster_proxy.api.openai import ExchangeEndpoint
 from pdcluster_proxy.app import create_app
+from pdcluster_proxy.core.picker import name_at
 from pdcluster_proxy.core.ports import Address
 from pdcluster_proxy.lifeline import die_with_parent
 from pdcluster_proxy.logs import configure
@@ -35,10 +36,13 @@ async def run(config: ProxyConfig, settings: ProcessSettings) -> None:
     link = CompanionLink(settings.link)
 
     def opened(address: Address) -> None:
-        link.count("connections_opened_total", (f"{address.host}:{address.port}",))
+        link.count("connections_opened_total", (name_at(link.snapshot, address),))
 
     def rejected(code: str) -> None:
         link.count("requests_rejected_total", (code,))
+
+    def unread() -> None:
+        link.count("answers_unread_total", ())
 
     engines = EngineClient(on_opened=opened)
     app = create_app(config, engines, link, settings.index, settings.workers)
@@ -49,7 +53,9 @@ async def run(config: ProxyConfig, settings: ProcessSettings) -> None:
         for route in app.routes
         if isinstance(route, Route) and isinstance(route.endpoint, ExchangeEndpoint)
     }
-    server = EdgeServer(app, grace_s=config.grace_seconds, on_rejected=rejected, hot=hot)
+    server = EdgeServer(
+        app, grace_s=config.grace_seconds, on_rejected=rejected, on_unread=unread, hot=hot
+    )
 
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, server.stop)

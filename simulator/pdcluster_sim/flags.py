@@ -79,7 +79,6 @@ INERT_VALUES: Final = (
     "--limit-mm-per-prompt",
     "--load-format",
     "--max-log-len",
-    "--max-logprobs",
     "--optimization-level",
     "--override-generation-config",
     "--performance-mode",
@@ -97,6 +96,12 @@ INERT_VALUES: Final = (
     "--tokenizer-revision",
 )
 """Flags of vLLM whose value changes nothing here."""
+
+_OFF_SWITCHES: Final = (
+    "--disable-uvicorn-access-log",
+    "--enable-auto-tool-choice",
+    "--enable-prompt-tokens-details",
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -138,6 +143,7 @@ def parse_settings(
         block_size=given.block_size,
         num_blocks=_num_blocks(given),
         max_model_len=given.max_model_len,
+        max_logprobs=given.max_logprobs,
         max_num_seqs=given.max_num_seqs,
         max_num_batched_tokens=given.max_num_batched_tokens,
         prefix_caching=given.enable_prefix_caching,
@@ -240,11 +246,12 @@ def _add_honoured(parser: _Parser) -> None:
         default=_DEFAULT_MAX_MODEL_LEN,
         help="most tokens of a prompt and its answer (default: %(default)s)",
     )
+    add("--max-logprobs", type=int, default=20, help="most logprobs per token; -1: no bound")
     add("--max-num-seqs", type=_positive, default=256, help="requests that run at a time")
     add("--max-num-batched-tokens", type=_tokens, default=8192, help="tokens computed per step")
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
-    add("--enable-prompt-tokens-details", action=argparse.BooleanOptionalAction, default=False)
-    add("--enable-auto-tool-choice", action=argparse.BooleanOptionalAction, default=False)
+    for switch in _OFF_SWITCHES:
+        add(switch, action=argparse.BooleanOptionalAction, default=False)
     add("--tool-call-parser", default=None, help="needed for requests with tools; calls none")
     add(
         "--shutdown-timeout",
@@ -252,7 +259,6 @@ def _add_honoured(parser: _Parser) -> None:
         default=0.0,
         help="seconds SIGTERM waits for requests and leases; 0 aborts them",
     )
-    add("--disable-uvicorn-access-log", action=argparse.BooleanOptionalAction, default=False)
     add(
         "--disable-access-log-for-endpoints",
         default=_UNLOGGED_PATHS,

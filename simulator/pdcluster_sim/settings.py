@@ -55,6 +55,7 @@ class Settings:
         block_size: Tokens per KV block.
         num_blocks: KV blocks, block 0 included.
         max_model_len: Most tokens of a prompt and its answer.
+        max_logprobs: Most log probabilities per token that a client may ask for; -1 is no bound.
         max_num_seqs: Requests that run at a time.
         max_num_batched_tokens: Tokens computed in one step.
         prefix_caching: Whether blocks are found again.
@@ -81,6 +82,7 @@ class Settings:
     block_size: int
     num_blocks: int
     max_model_len: int
+    max_logprobs: int
     max_num_seqs: int
     max_num_batched_tokens: int
     prefix_caching: bool

@@ -21,7 +21,10 @@ FOLDER = Path("/dev/shm/pdcluster-tests-control-plane")
 
 @pytest.fixture(scope="session")
 def programs() -> Path:
-    """Folder with Kubernetes' programs."""
+    """Folder with Kubernetes' programs: built, or one that PDCLUSTER_KUBERNETES_BIN names."""
+    given = os.environ.get("PDCLUSTER_KUBERNETES_BIN")
+    if given:
+        return Path(given)
     if shutil.which("go") is None and not os.environ.get("CI"):
         pytest.skip("Go is missing: it builds Kubernetes")
     try:

@@ -52,9 +52,7 @@ def test_an_unknown_field_is_named(kubectl: Kubectl) -> None:
         "metadata": {"name": "x"},
         "spec": {"model": {"name": "m"}, "engine": {"image": "i"}, "prefil": {}},
     }
-    with pytest.raises(
-        KubectlError, match=r'field not declared in schema|unknown field "spec.prefil"'
-    ):
+    with pytest.raises(KubectlError, match='unknown field "prefil"'):
         kubectl.apply(document, namespace="default", dry_run=True)
 
 

@@ -27,6 +27,7 @@ class Edge:
     port: int
     state: ServerState
     rejected: list[str] = field(default_factory=list)
+    num_unread: int = 0
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
     num_sweeps: int = 0
 
@@ -67,6 +68,10 @@ async def edge(
     config.load()
     state = ServerState()
     rejected: list[str] = []
+
+    def unread() -> None:
+        served.num_unread += 1
+
     protocol = functools.partial(
         EdgeProtocol,
         config=config,
@@ -75,6 +80,7 @@ async def edge(
         _loop=loop,
         limits=limits or EdgeLimits(),
         on_rejected=rejected.append,
+        on_unread=unread,
         hot=hot or {},
     )
 

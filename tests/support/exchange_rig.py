@@ -21,7 +21,7 @@ from pdcluster_api.proxy_config import (
     ProxyConfig,
     TimeoutsConfig,
 )
-from pdcluster_proxy.api.openai import ExchangeEndpoint
+from pdcluster_proxy.api.openai import ExchangeEndpoint, UnfinishedBodies
 from pdcluster_proxy.core.bodies import Api
 from pdcluster_proxy.core.messages import (
     EndpointState,
@@ -201,6 +201,7 @@ class Rig:
     prefill: list[ScriptedEngine]
     decode: list[ScriptedEngine]
     log: io.BytesIO
+    unfinished: UnfinishedBodies
 
     def endpoint(self, name: str, engine: ScriptedEngine, **fields: object) -> EndpointView:
         """One engine as a snapshot shows it."""
@@ -290,14 +291,15 @@ async def rig(
         )
         for background in (worker.tick, worker.write_journal):
             stack.callback(asyncio.create_task(background()).cancel)
+        unfinished = UnfinishedBodies()
         app = Starlette(
             routes=[
-                Route("/v1/completions", ExchangeEndpoint(worker, Api.COMPLETIONS)),
-                Route("/v1/chat/completions", ExchangeEndpoint(worker, Api.CHAT)),
+                Route("/v1/completions", ExchangeEndpoint(worker, Api.COMPLETIONS, unfinished)),
+                Route("/v1/chat/completions", ExchangeEndpoint(worker, Api.CHAT, unfinished)),
             ]
         )
         served = await stack.enter_async_context(edge(app))
-        made = Rig(worker, served, companion, engines, clock, ps, ds, log)
+        made = Rig(worker, served, companion, engines, clock, ps, ds, log, unfinished)
         made.publish()
         yield made
 

@@ -6,6 +6,7 @@ leads; whoever loses it ends, and is started again as a follower.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -56,19 +57,29 @@ class _Lock(LeaseLock):
 
 async def lead(
     api: ApiClient, *, namespace: str, instance: str, act: Callable[[], Awaitable[None]]
-) -> None:
-    """Wait until this replica leads, act, and return when it does not lead any more.
+) -> bool:
+    """Wait until this replica leads, then act.
 
     Args:
         api: The official client.
         namespace: Where the Lease lies.
         instance: Name of this replica.
         act: What the leader does; cancelled when the Lease is lost.
+
+    Returns:
+        Whether it acted to the end; False where the Lease was lost.
     """
+    acted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def started() -> None:
         _LOG.info("leader.started", extra={"instance": instance})
-        await act()
+        try:
+            await act()
+        except Exception as error:
+            # The election would keep it to itself.
+            acted.set_exception(error)
+            raise
+        acted.set_result(None)
 
     async def stopped() -> None:
         _LOG.warning("leader.lost", extra={"instance": instance})
@@ -81,4 +92,14 @@ async def lead(
         onstarted_leading=started,
         onstopped_leading=stopped,
     )
-    await LeaderElection(config).run()
+    election = asyncio.create_task(LeaderElection(config).run())
+    try:
+        await asyncio.wait({election, acted}, return_when=asyncio.FIRST_COMPLETED)
+        if acted.done():
+            acted.result()
+            return True
+        election.result()
+        return False
+    finally:
+        election.cancel()
+        await asyncio.gather(election, return_exceptions=True)

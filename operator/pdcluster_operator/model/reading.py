@@ -153,7 +153,7 @@ def _validated(raw: RawObject) -> tuple[PDCluster | None, tuple[Problem, ...], s
     except ValidationError as error:
         # The schema let it pass: a version of the CRD that knows other rules than we do.
         return None, problems_of(error, document), ConfigInvalidReason.INVALID_SPEC
-    missing = not_yet(cluster)
+    missing = not_yet(cluster, has_defaults=True)
     if missing:
         return None, missing, ConfigInvalidReason.NOT_YET_SUPPORTED
     try:

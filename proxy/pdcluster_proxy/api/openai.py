@@ -7,6 +7,7 @@ Bodies are judged by ``core/bodies.py``, exchanges run by ``exchange/runner.py``
 from __future__ import annotations
 
 import logging
+import urllib.parse
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -21,9 +22,45 @@ from pdcluster_proxy.exchange.runner import Runner
 from pdcluster_proxy.exchange.worker import Worker
 from pdcluster_proxy.wire.relay import take_body
 
-__all__ = ["ExchangeEndpoint", "ModelsEndpoint", "read_body"]
+__all__ = ["ExchangeEndpoint", "ModelsEndpoint", "UnfinishedBodies", "read_body"]
 
 _LOG = logging.getLogger(__name__)
+
+
+MAX_UNFINISHED_BYTES = 256 * 1024 * 1024
+"""Of all bodies that a worker is receiving; those that come in one piece do not count."""
+
+
+class UnfinishedBodies:
+    """What a worker holds of bodies whose end has yet to come.
+
+    Attributes:
+        limit_bytes: It takes no more than so much.
+        num_bytes: What it holds now.
+    """
+
+    def __init__(self) -> None:
+        self.limit_bytes = MAX_UNFINISHED_BYTES
+        self.num_bytes = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Count bytes that have come; give them back in any case.
+
+        Raises:
+            RejectedError: It holds too much (503).
+        """
+        self.num_bytes += num_bytes
+        if self.num_bytes > self.limit_bytes:
+            raise RejectedError(
+                "Too many requests are sending their bodies; send yours again in a while.",
+                status_code=503,
+                code="bodies-full",
+                retry_after_s=1,
+            )
+
+    def give_back(self, num_bytes: int) -> None:
+        """Forget bytes that were taken."""
+        self.num_bytes -= num_bytes
 
 
 class ExchangeEndpoint:
@@ -32,11 +69,13 @@ class ExchangeEndpoint:
     Args:
         worker: What the worker's exchanges share.
         api: The API family of the route.
+        unfinished: The bodies that the worker is receiving.
     """
 
-    def __init__(self, worker: Worker, api: Api) -> None:
+    def __init__(self, worker: Worker, api: Api, unfinished: UnfinishedBodies) -> None:
         self._worker = worker
         self._api = api
+        self._unfinished = unfinished
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -48,7 +87,9 @@ class ExchangeEndpoint:
         )
         try:
             _check_encoding(headers.content_encoding)
-            body = await read_body(scope, receive, worker.bounds.max_body_bytes)
+            body = await read_body(
+                scope, receive, limit=worker.bounds.max_body_bytes, unfinished=self._unfinished
+            )
             request = parse_request(body, api=self._api, model=worker.config.model)
             await Runner(worker, request, headers, client).run()
         except RejectedError as error:
@@ -87,7 +128,7 @@ class ModelsEndpoint:
         answer: Response
         if wanted is None:
             answer = JSONResponse({"object": "list", "data": [self._model]})
-        elif wanted == self._model["id"]:
+        elif (wanted := urllib.parse.unquote(wanted)) == self._model["id"]:
             answer = JSONResponse(self._model)
         else:
             answer = not_found(f"The model {wanted[:256]!r} does not exist.", "model-not-found")
@@ -100,11 +141,14 @@ def not_found(message: str, code: str) -> Response:
     return JSONResponse({"error": error}, status_code=404)
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+async def read_body(
+    scope: Scope, receive: Receive, *, limit: int, unfinished: UnfinishedBodies
+) -> bytes:
     """Read a whole request body.
 
     Raises:
-        RejectedError: It is larger than ``limit`` bytes (413).
+        RejectedError: It is larger than ``limit`` bytes (413), or the worker receives too much at
+            a time (503).
         ClientGoneError: The client left before its end.
     """
     whole = take_body(scope)
@@ -115,25 +159,31 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         message = await receive()
     parts: list[bytes] = []
     size = 0
-    while True:
-        if message["type"] == "http.disconnect":
-            raise ClientGoneError("The client left before the request's end.")
-        part = message.get("body", b"")
-        size += len(part)
-        if size > limit:
-            raise RejectedError(
-                f"The request body is larger than {limit} bytes.",
-                status_code=413,
-                code="body-too-large",
-            )
-        parts.append(part)
-        if not message.get("more_body", False):
-            return b"".join(parts)
-        message = await receive()
+    try:
+        while True:
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError("The client left before the request's end.")
+            part = message.get("body", b"")
+            size += len(part)
+            unfinished.take(len(part))
+            if size > limit:
+                raise RejectedError(
+                    f"The request body is larger than {limit} bytes.",
+                    status_code=413,
+                    code="body-too-large",
+                )
+            parts.append(part)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+            message = await receive()
+    finally:
+        unfinished.give_back(size)
 
 
 def _check_encoding(encoding: bytes) -> None:
-    if encoding not in {b"", b"identity"}:
+    if encoding and any(
+        coding.strip() not in {b"", b"identity"} for coding in encoding.lower().split(b",")
+    ):
         raise RejectedError(
             "Compressed request bodies are not taken; send the body as it is.",
             status_code=415,

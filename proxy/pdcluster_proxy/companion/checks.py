@@ -1,7 +1,8 @@
 """Active checks: asks each engine for its health and its figures.
 
-Shell. One task per endpoint, so that a hanging engine delays no other. Deliberately not here: what
-an answer means for the endpoint's standing (``roster.py``).
+Shell. One task per endpoint, so that a hanging engine delays no other; a task that ends by itself
+has failed, and :meth:`Checker.run` tells. Deliberately not here: what an answer means for the
+endpoint's standing (``roster.py``).
 """
 
 from __future__ import annotations
@@ -83,20 +84,35 @@ class Checker:
     Args:
         reader: Reads the engines' pages.
         watcher: Hears of the answers.
-        timing: When to check.
+        lease_duration_s: The lease of endpoints that do not state their own, in seconds.
+        timing: When to check; None derives it from the shortest lease of those that are checked.
     """
 
-    def __init__(self, reader: Reader, watcher: CheckWatcher, timing: CheckTiming) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        watcher: CheckWatcher,
+        *,
+        lease_duration_s: int,
+        timing: CheckTiming | None = None,
+    ) -> None:
         self._reader = reader
         self._watcher = watcher
-        self._timing = timing
+        self._lease_duration_s = lease_duration_s
+        self._given = timing
         # This is all the mutable state.
+        self._timing = timing or check_timing(lease_duration_s)
+        self._failed = asyncio.Event()
         self._tasks: dict[str, tuple[str, asyncio.Task[None]]] = {}
         self._due: dict[str, asyncio.Event] = {}
 
     def follow(self, endpoints: Iterable[EndpointConfig]) -> None:
         """Check exactly these endpoints from now on; new ones at once."""
-        wanted = {endpoint.name: endpoint.url.rstrip("/") for endpoint in endpoints}
+        checked = tuple(endpoints)
+        if self._given is None:
+            own = [e.lease_duration_seconds for e in checked if e.lease_duration_seconds]
+            self._timing = check_timing(min([self._lease_duration_s, *own]))
+        wanted = {endpoint.name: endpoint.url.rstrip("/") for endpoint in checked}
         for name, (url, task) in tuple(self._tasks.items()):
             if wanted.get(name) != url:
                 task.cancel()
@@ -105,13 +121,30 @@ class Checker:
         for name, url in wanted.items():
             if name not in self._tasks:
                 self._due[name] = due = asyncio.Event()
-                self._tasks[name] = (url, loop.create_task(self._watch(name, url, due)))
+                task = loop.create_task(self._watch(name, url, due))
+                task.add_done_callback(self._ended)
+                self._tasks[name] = (url, task)
 
     def check_soon(self, endpoint: str) -> None:
         """Do not wait for the interval: something happened to this endpoint."""
         due = self._due.get(endpoint)
         if due is not None:
             due.set()
+
+    async def run(self) -> None:
+        """Wait for ever, unless a check ends by itself.
+
+        Raises:
+            Exception: What ended it.
+        """
+        await self._failed.wait()
+        for _, task in self._tasks.values():
+            if task.done():
+                task.result()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            self._failed.set()
 
     async def close(self) -> None:
         """End all checks."""

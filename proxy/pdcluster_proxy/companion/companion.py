@@ -20,16 +20,16 @@ from pdcluster_api.proxy_state import EngineLedger, ProxyState
 from pdcluster_proxy.companion.figures import Figures
 from pdcluster_proxy.companion.ledger import Ledger
 from pdcluster_proxy.companion.roster import Elsewhere, Roster
-from pdcluster_proxy.core.endpoint import SHOWN_STATES
 from pdcluster_proxy.core.messages import (
-    Drain,
+    DrainNotice,
     EndpointState,
     EndpointView,
     OutcomeKind,
+    PoolNotice,
     PoolSnapshot,
-    Snapshot,
     ToWorker,
 )
+from pdcluster_proxy.core.picker import make_pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pdcluster_api.proxy_config import EndpointConfig, EndpointsFile, ProxyConfig
     from pdcluster_proxy.companion.exposition import EngineFigures
     from pdcluster_proxy.companion.figures import Gauge
-    from pdcluster_proxy.companion.roster import Transition
+    from pdcluster_proxy.companion.roster import EndpointChange
     from pdcluster_proxy.core.messages import InFlight, LeaseStep, PairMet, Report
 
 __all__ = ["Companion", "EngineChecks", "WorkerLink"]
@@ -50,8 +50,20 @@ PUSH_INTERVAL_S: Final = 0.5
 SWEEP_INTERVAL_S: Final = 1.0
 """Between two sweeps of the ledger."""
 
+SETTLE_S: Final = 2.0
+"""Longest time after the first list of engines in which workers are told nothing, in seconds; below
+what a worker waits for its first snapshot."""
+
+GONE_SERIES_S: Final = 600.0
+"""How long the figures of an engine that is gone are still exported, in seconds: long enough for
+several scrapes to see its last ones, and for its last legs to end."""
+
 MAX_WARM_PAIRS: Final = 10_000
 """More pairs than any pool has in use."""
+
+
+_SHOWN_STATES: Final = tuple(state for state in EndpointState if state is not EndpointState.GONE)
+_NOT_SERVING: Final = frozenset({EndpointState.UNPROVEN, EndpointState.EJECTED})
 
 
 class WorkerLink(Protocol):
@@ -83,6 +95,10 @@ class _Worker:
 class Companion:
     """All that one proxy knows.
 
+    A companion that begins knows of no engine whether it works, while the workers of an earlier one
+    go on with what that one told them. So they are told nothing before each engine of the first
+    list has been checked once, or :data:`SETTLE_S` have passed since it came.
+
     Args:
         config: The proxy's configuration.
         num_workers: How many workers there should be.
@@ -110,8 +126,13 @@ class Companion:
         self._workers: dict[WorkerLink, _Worker] = {}
         self._warm_pairs: dict[tuple[str, str, int], None] = {}
         self._checks: EngineChecks | None = None
+        self._unchecked: set[str] | None = None
+        """Engines of the first list without a check yet; None before there is a list."""
+        self._settles_at = 0.0
         self._was_complete = False
         self._is_draining = False
+        self._has_told_malformed = False
+        self._gone_at: dict[str, float] = {}
         self._seq = 0
         self._num_adopted = 0
         self._has_news = False
@@ -130,6 +151,11 @@ class Companion:
         self._changed(self._roster.adopt(endpoints, now=self._clock()))
         if self._checks is not None:
             self._checks.follow(self._roster.configs)
+        names = {config.name for config in self._roster.configs}
+        if self._unchecked is None:
+            self._unchecked = names if self._checks is not None else set()
+            self._settles_at = self._clock() + SETTLE_S
+        self._unchecked &= names
         self.push()
 
     def discovery_failed(self, reason: str) -> None:  # noqa: ARG002 (the watcher has logged it)
@@ -140,7 +166,9 @@ class Companion:
 
     def check_passed(self, endpoint: str) -> None:
         """An engine says that it is healthy."""
-        self._changed(self._roster.check_passed(endpoint, now=self._clock()))
+        has_settled = self._checked(endpoint)
+        changes = self._roster.check_passed(endpoint, now=self._clock())
+        self._changed(changes, has_settled=has_settled)
 
     def check_failed(self, endpoint: str, reason: str, *, unreached: bool) -> None:
         """An engine does not answer, or says that it is not healthy."""
@@ -148,8 +176,10 @@ class Companion:
             "check_failures_total", (endpoint, "unreached" if unreached else "failed")
         )
         _LOG.debug("check.failed", extra={"endpoint": endpoint, "reason": reason})
-        self._changed(self._roster.check_failed(endpoint, unreached=unreached, now=self._clock()))
         self._has_news = True
+        has_settled = self._checked(endpoint)
+        changes = self._roster.check_failed(endpoint, unreached=unreached, now=self._clock())
+        self._changed(changes, has_settled=has_settled)
 
     def scraped(self, endpoint: str, figures: EngineFigures) -> None:
         """An engine's figures."""
@@ -165,18 +195,19 @@ class Companion:
         self._roster.scrape_failed(endpoint)
 
     def is_serving(self, endpoint: str) -> bool:
-        """Whether the endpoint is not ejected."""
-        return self._roster.state(endpoint) is not EndpointState.EJECTED
+        """Whether the endpoint is neither ejected nor new."""
+        return self._roster.state(endpoint) not in _NOT_SERVING
 
     # Workers.
 
     def joined(self, worker: WorkerLink) -> None:
-        """A worker has connected: it gets the pool at once."""
+        """A worker has connected: it gets the pool at once, where that has settled."""
         self._workers[worker] = _Worker()
         self._was_complete |= len(self._workers) >= self._num_workers
-        self._send_snapshot(worker)
+        if self._is_settled:
+            self._send_snapshot(worker)
         if self._is_draining:
-            worker.send(Drain())
+            worker.send(DrainNotice())
 
     def left(self, worker: WorkerLink) -> None:
         """A worker is gone, and its open legs with it."""
@@ -188,7 +219,10 @@ class Companion:
         known = self._workers[worker]
         known.running, known.queued = report.running, report.queued
         for leg in report.in_flight:
-            known.legs[leg.endpoint] = leg
+            if leg.legs:
+                known.legs[leg.endpoint] = leg
+            else:  # Engines come and go under ever new names.
+                known.legs.pop(leg.endpoint, None)
             self._has_news = True
         now = self._clock()
         for lease in report.leases:
@@ -199,7 +233,9 @@ class Companion:
         fits += [self.figures.add_histogram(increment) for increment in report.histograms]
         if not all(fits):
             self.figures.count("malformed_reports_total")
-            _LOG.error("report.malformed", extra={"seq": report.seq})
+            if not self._has_told_malformed:  # Once: the metric has the rest.
+                self._has_told_malformed = True
+                _LOG.error("report.malformed", extra={"seq": report.seq})
         for outcome in report.outcomes:
             self._changed(self._roster.outcome(outcome.endpoint, outcome.kind, now=now))
             if outcome.kind is OutcomeKind.FAILED_LOCALLY and self._checks is not None:
@@ -210,11 +246,16 @@ class Companion:
     def pulse(self) -> None:
         """Let time pass; call a few times per second."""
         now = self._clock()
+        if self._unchecked and now >= self._settles_at:
+            _LOG.warning("pool.unsettled", extra={"unchecked": sorted(self._unchecked)})
+            self._unchecked.clear()
+            self.push()
         self._changed(self._roster.tick(now=now))
         if now - self._swept_at >= SWEEP_INTERVAL_S:
             self._swept_at = now
             views = self._roster.views({}, now=now)
             self._ledger.sweep({v.name: v.lease_duration_s for v in views}, now=now)
+            self._forget_gone({view.name for view in views}, now)
         if self._has_news and now - self._pushed_at >= PUSH_INTERVAL_S:
             self.push()
 
@@ -224,10 +265,12 @@ class Companion:
             self._is_draining = True
             _LOG.info("drain.started")
             for worker in self._workers:
-                worker.send(Drain())
+                worker.send(DrainNotice())
 
     def push(self) -> None:
-        """Send every worker the pool as it is now."""
+        """Send every worker the pool as it is now, once it has settled."""
+        if not self._is_settled:
+            return
         self._has_news = False
         self._pushed_at = self._clock()
         self._seq += 1
@@ -246,7 +289,8 @@ class Companion:
         # At the start all of them count; later one is enough while another is restarted.
         if not self._workers or not self._was_complete:
             reasons.append(f"{len(self._workers)} of {self._num_workers} workers are connected")
-        if not self._roster.ready_revisions:
+        # What the workers make of it is what counts: in a panic they serve.
+        if not make_pool(self._snapshot(None)).revisions:
             engines = [f"{role.value}: {_told(self._roster.census(role))}" for role in Role]
             reasons.append(f"no pair of one revision is ready ({'; '.join(engines)})")
         return tuple(reasons)
@@ -256,9 +300,8 @@ class Companion:
         return self._roster.views(self._legs_but(None), now=self._clock())
 
     def endpoint_rows(self) -> tuple[Mapping[str, object], ...]:
-        """Every endpoint for people: as the workers see it, but new ones are called unproven."""
-        shown = self._roster.shown_states()
-        return tuple(asdict(view) | {"state": shown[view.name]} for view in self.endpoints())
+        """Every endpoint for people."""
+        return tuple(asdict(view) for view in self.endpoints())
 
     def state(self) -> ProxyState:
         """What the operator asks for."""
@@ -286,6 +329,17 @@ class Companion:
 
     # Inside.
 
+    @property
+    def _is_settled(self) -> bool:
+        return self._unchecked is not None and not self._unchecked
+
+    def _checked(self, endpoint: str) -> bool:
+        """Note a check; returns whether the pool has settled by it."""
+        if not self._unchecked:
+            return False
+        self._unchecked.discard(endpoint)
+        return self._is_settled
+
     def _lease(self, lease: LeaseStep, now: float) -> None:
         self._ledger.apply(lease, now=now)
         if self._roster.learnt_engine_id(lease.endpoint, lease.engine_id):
@@ -301,7 +355,9 @@ class Companion:
             if len(self._warm_pairs) > MAX_WARM_PAIRS:
                 del self._warm_pairs[next(iter(self._warm_pairs))]
 
-    def _changed(self, transitions: tuple[Transition, ...]) -> None:
+    def _changed(
+        self, transitions: tuple[EndpointChange, ...], *, has_settled: bool = False
+    ) -> None:
         """Log and count changes of state, and tell the workers."""
         for change in transitions:
             extra = {
@@ -315,8 +371,16 @@ class Companion:
             self.figures.count(
                 "endpoint_transitions_total", (change.endpoint, change.old, change.new)
             )
-        if transitions:
+        if transitions or has_settled:
             self.push()
+
+    def _forget_gone(self, known: set[str], now: float) -> None:
+        """Drop the figures of engines that have been gone for a while."""
+        gone = self.figures.endpoints() - known - {""}
+        self._gone_at = {name: self._gone_at.get(name, now) for name in gone}
+        for name in [name for name, at in self._gone_at.items() if now - at >= GONE_SERIES_S]:
+            self.figures.forget(name)
+            del self._gone_at[name]
 
     def _legs_but(self, worker: WorkerLink | None) -> dict[str, Elsewhere]:
         legs: Counter[str] = Counter()
@@ -332,15 +396,14 @@ class Companion:
         }
 
     def _send_snapshot(self, worker: WorkerLink) -> None:
-        now = self._clock()
-        worker.send(
-            Snapshot(
-                PoolSnapshot(
-                    seq=self._seq,
-                    endpoints=self._roster.views(self._legs_but(worker), now=now),
-                    warm_pairs=tuple(self._warm_pairs),
-                )
-            )
+        worker.send(PoolNotice(self._snapshot(worker)))
+
+    def _snapshot(self, worker: WorkerLink | None) -> PoolSnapshot:
+        """The pool as a worker gets it: with the legs of all others."""
+        return PoolSnapshot(
+            seq=self._seq,
+            endpoints=self._roster.views(self._legs_but(worker), now=self._clock()),
+            warm_pairs=tuple(self._warm_pairs),
         )
 
     def _gauges(self) -> Iterator[Gauge]:
@@ -353,14 +416,12 @@ class Companion:
             if engine.held is not None:
                 yield "leases_held", (engine.name,), engine.held
                 yield "oldest_lease_seconds", (engine.name,), engine.oldest_held_seconds or 0.0
-        shown = self._roster.shown_states()
         for view in self.endpoints():
-            for possible in SHOWN_STATES:
-                labels = (view.name, view.role, possible)
-                yield "endpoint_state", labels, float(shown[view.name] == possible)
+            for possible in _SHOWN_STATES:
+                labels = (view.name, view.role, possible.value)
+                yield "endpoint_state", labels, float(view.state is possible)
 
 
-def _told(census: Mapping[str, int]) -> str:
-    return (
-        ", ".join(f"{census[state]} {state}" for state in SHOWN_STATES if census[state]) or "none"
-    )
+def _told(census: Mapping[EndpointState, int]) -> str:
+    told = [f"{census[state]} {state.value}" for state in _SHOWN_STATES if census[state]]
+    return ", ".join(told) or "none"

@@ -94,6 +94,8 @@ def parse_endpoints(text: bytes, *, where: str) -> EndpointsFile:
     try:
         document = json.loads(text) if text.lstrip().startswith(b"{") else yaml.safe_load(text)
         endpoints = EndpointsFile.model_validate(document)
+    except RecursionError:
+        raise ConfigurationError(f"{where}: is nested too deep to be read.") from None
     except (ValueError, yaml.YAMLError) as error:
         if isinstance(error, ValidationError):
             first = error.errors(include_url=False)[0]

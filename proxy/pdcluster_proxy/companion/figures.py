@@ -29,6 +29,13 @@ __all__ = ["Figures", "Gauge"]
 Gauge = tuple[str, tuple[str, ...], float]
 """(short name, label values, value)."""
 
+_ENDPOINT_AT = {
+    metric.short: metric.labels.index("endpoint")
+    for metric in METRICS.values()
+    if "endpoint" in metric.labels
+}
+"""Where the label stands, by metric that has it."""
+
 MAX_SERIES = 2_000
 """Label sets kept per metric: labels are bounded, this bounds a bug."""
 
@@ -92,6 +99,21 @@ class Figures(Collector):
         ]
         histogram.total += increment.total
         return True
+
+    def endpoints(self) -> frozenset[str]:
+        """Every endpoint that some series is of."""
+        return frozenset(
+            labels[at]
+            for short, at in _ENDPOINT_AT.items()
+            for labels in (*self._counters.get(short, ()), *self._histograms.get(short, ()))
+        )
+
+    def forget(self, endpoint: str) -> None:
+        """Drop all series of an endpoint."""
+        for short, at in _ENDPOINT_AT.items():
+            for series in (self._counters.get(short, {}), self._histograms.get(short, {})):
+                for labels in [labels for labels in series if labels[at] == endpoint]:
+                    del series[labels]
 
     def counter(self, short: str, labels: tuple[str, ...] = ()) -> float:
         """Present value of a counter."""

@@ -1,14 +1,18 @@
 """From the pods of a PDCluster to the endpoints of its pools.
 
 Pure. Every engine's pod says by labels and annotations what the operator knows of it: role,
-revision, lease. A pod that serves is an endpoint, one that is on its way out is a draining one, and
-any other is none yet.
+revision, lease. A pod whose engine has come up is an endpoint, one that is on its way out is a
+draining one, and any other is none yet. Whether an endpoint serves now is our own checks' to say:
+Kubernetes calls a pod unready late, and all pods of a node at once where only the node's agent is
+away.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Final
+
+from pydantic import ValidationError
 
 from pdcluster_api.labels import (
     LEASE_ANNOTATION,
@@ -25,17 +29,33 @@ _CONTAINER: Final = "engine"
 _HTTP: Final = "http"
 
 
-def endpoints_of_pods(pods: Iterable[Mapping[str, object]]) -> EndpointsFile:
-    """The endpoints of a cluster, by name."""
-    found = [endpoint for pod in pods if (endpoint := endpoint_of_pod(pod)) is not None]
-    return EndpointsFile(endpoints=tuple(sorted(found, key=lambda each: each.name)))
+def endpoints_of_pods(
+    pods: Iterable[Mapping[str, object]],
+) -> tuple[EndpointsFile, tuple[str, ...]]:
+    """The endpoints of a cluster, by name, and what is wrong with pods that can be none."""
+    found, faults = [], []
+    for pod in pods:
+        try:
+            endpoint = endpoint_of_pod(pod)
+        except ValidationError as error:
+            # One pod that nobody understands must not hide the others.
+            first = error.errors(include_url=False, include_input=False)[0]
+            field = ".".join(str(part) for part in first["loc"])
+            faults.append(f"{_map(pod.get('metadata')).get('name')}: {field}: {first['msg']}")
+        else:
+            found += [endpoint] if endpoint is not None else []
+    found.sort(key=lambda each: each.name)
+    return EndpointsFile(endpoints=tuple(found)), tuple(sorted(faults))
 
 
 def endpoint_of_pod(pod: Mapping[str, object]) -> EndpointConfig | None:
-    """One pod's endpoint; None where it does not serve, or is no engine of ours.
+    """One pod's endpoint; None where its engine is not up, or it is no engine of ours.
 
     Args:
         pod: As the API server gives it.
+
+    Raises:
+        ValidationError: A label or annotation holds what no endpoint can have.
     """
     metadata, status = _map(pod.get("metadata")), _map(pod.get("status"))
     labels, annotations = _map(metadata.get("labels")), _map(metadata.get("annotations"))
@@ -44,7 +64,7 @@ def endpoint_of_pod(pod: Mapping[str, object]) -> EndpointConfig | None:
         return None
     is_leaving = bool(metadata.get("deletionTimestamp"))
     has_ended = status.get("phase") in {"Succeeded", "Failed"}
-    if has_ended or not (is_leaving or _is_ready(status)):
+    if has_ended or not (is_leaving or _is_ready(status) or _has_started(status)):
         return None
     http, side_channel = _http_port(pod), _number(annotations.get(SIDE_CHANNEL_ANNOTATION))
     if http is None or side_channel is None:
@@ -65,6 +85,14 @@ def _is_ready(status: Mapping[str, object]) -> bool:
     return any(
         condition.get("type") == "Ready" and condition.get("status") == "True"
         for condition in _maps(status.get("conditions"))
+    )
+
+
+def _has_started(status: Mapping[str, object]) -> bool:
+    """Whether the engine has passed its startup probe since its container began."""
+    return any(
+        container.get("name") == _CONTAINER and container.get("started") is True
+        for container in _maps(status.get("containerStatuses"))
     )
 
 

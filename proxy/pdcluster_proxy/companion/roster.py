@@ -13,7 +13,7 @@ engine.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import urlsplit
@@ -25,12 +25,11 @@ from pdcluster_proxy.core.endpoint import (
     EndpointEvent,
     EndpointStatus,
     may_eject,
-    shown_state,
     step,
 )
 from pdcluster_proxy.core.messages import EndpointState, EndpointView, Load, OutcomeKind
 
-__all__ = ["Elsewhere", "Roster", "Transition", "is_same_engine"]
+__all__ = ["Elsewhere", "EndpointChange", "Roster", "is_same_engine"]
 
 CHECK_FAILURES_TO_EJECT: Final = 2
 """Failed checks in a row; a failed connect needs no second one."""
@@ -49,8 +48,8 @@ _EJECTING: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transition:
-    """An endpoint's state has changed, in the words that people are shown.
+class EndpointChange:
+    """An endpoint's state has changed.
 
     Attributes:
         endpoint: Its name.
@@ -113,54 +112,43 @@ class Roster:
         """Every endpoint as discovery knows it."""
         return tuple(entry.config for entry in self._entries.values())
 
-    @property
-    def ready_revisions(self) -> frozenset[str]:
-        """Revisions in which both roles have a READY endpoint."""
-        by_role: dict[str, set[str]] = {"prefill": set(), "decode": set()}
-        for entry in self._entries.values():
-            if entry.status.state is EndpointState.READY:
-                by_role[entry.config.role].add(entry.config.revision)
-        return frozenset(by_role["prefill"] & by_role["decode"])
-
     def state(self, endpoint: str) -> EndpointState | None:
         """State of one endpoint; None where it is not known."""
         entry = self._entries.get(endpoint)
         return None if entry is None else entry.status.state
 
-    def shown_states(self) -> Mapping[str, str]:
-        """Every endpoint's state in the word that people are shown."""
-        return {name: shown_state(entry.status) for name, entry in self._entries.items()}
-
-    def census(self, role: Role) -> Counter[str]:
-        """How many endpoints of a role are in which state, in the words that people are shown."""
+    def census(self, role: Role) -> Counter[EndpointState]:
+        """How many endpoints of a role are in which state."""
         entries = self._entries.values()
-        return Counter(shown_state(e.status) for e in entries if e.config.role is role)
+        return Counter(e.status.state for e in entries if e.config.role is role)
 
-    def adopt(self, file: EndpointsFile, *, now: float) -> tuple[Transition, ...]:
+    def adopt(self, file: EndpointsFile, *, now: float) -> tuple[EndpointChange, ...]:
         """Make the roster hold exactly the endpoints of ``file``."""
         wanted = {config.name: config for config in file.endpoints}
-        changed: list[Transition] = []
+        changed: list[EndpointChange] = []
         for name, entry in tuple(self._entries.items()):
             config = wanted.get(name)
             if config is None or not is_same_engine(config, entry.config):
                 del self._entries[name]
-                old = shown_state(entry.status)
-                changed.append(_transition(name, old, EndpointState.GONE, "Deleted"))
+                gone = _transition(name, entry.status.state, EndpointState.GONE, "Deleted")
+                changed.append(gone)
         for name, config in wanted.items():
             if name in self._entries:
                 self._entries[name] = replace(self._entries[name], config=config)
             else:
                 self._entries[name] = entered = self._enter(config)
-                changed.append(_transition(name, "", shown_state(entered.status), "Discovered"))
+                changed.append(_transition(name, "", entered.status.state, "Discovered"))
             event = EndpointEvent.DRAIN if config.draining else EndpointEvent.UNDRAIN
             changed += self._step(name, event, now=now)
         return tuple(changed)
 
-    def outcome(self, endpoint: str, kind: OutcomeKind, *, now: float) -> tuple[Transition, ...]:
+    def outcome(
+        self, endpoint: str, kind: OutcomeKind, *, now: float
+    ) -> tuple[EndpointChange, ...]:
         """Note how a leg ended; legs of endpoints that are gone say nothing."""
         return self._step(endpoint, _EVENTS[kind], now=now)
 
-    def check_passed(self, endpoint: str, *, now: float) -> tuple[Transition, ...]:
+    def check_passed(self, endpoint: str, *, now: float) -> tuple[EndpointChange, ...]:
         """Note a passed active check."""
         entry = self._entries.get(endpoint)
         if entry is None:
@@ -170,7 +158,9 @@ class Roster:
         self._entries[endpoint] = replace(entry, check_failures=0, was_unreached=False)
         return self._step(endpoint, EndpointEvent.CHECK_PASSED, now=now)
 
-    def check_failed(self, endpoint: str, *, unreached: bool, now: float) -> tuple[Transition, ...]:
+    def check_failed(
+        self, endpoint: str, *, unreached: bool, now: float
+    ) -> tuple[EndpointChange, ...]:
         """Note a failed active check.
 
         Args:
@@ -220,9 +210,9 @@ class Roster:
         self._entries[endpoint] = replace(entry, engine_id=engine_id)
         return True
 
-    def tick(self, *, now: float) -> tuple[Transition, ...]:
+    def tick(self, *, now: float) -> tuple[EndpointChange, ...]:
         """Let time pass: ejections end."""
-        changed: list[Transition] = []
+        changed: list[EndpointChange] = []
         for name in tuple(self._entries):
             changed += self._step(name, EndpointEvent.TICK, now=now)
         return tuple(changed)
@@ -243,7 +233,7 @@ class Roster:
 
     # Inside.
 
-    def _step(self, name: str, event: EndpointEvent, *, now: float) -> tuple[Transition, ...]:
+    def _step(self, name: str, event: EndpointEvent, *, now: float) -> tuple[EndpointChange, ...]:
         entry = self._entries.get(name)
         if entry is None:
             return ()
@@ -253,8 +243,9 @@ class Roster:
         if new is old:
             return ()
         self._entries[name] = replace(entry, status=new)
-        before, after = shown_state(old), shown_state(new)
-        return () if before == after else (_transition(name, before, after, event.value),)
+        if new.state is old.state:
+            return ()
+        return (_transition(name, old.state, new.state, event.value),)
 
     def _states(self, role: Role) -> dict[str, EndpointState]:
         entries = self._entries.items()
@@ -309,5 +300,5 @@ def is_same_engine(one: EndpointConfig, other: EndpointConfig) -> bool:
     )
 
 
-def _transition(name: str, old: str, new: str, why: str) -> Transition:
-    return Transition(endpoint=name, old=old, new=new, why=why)
+def _transition(name: str, old: str, new: str, why: str) -> EndpointChange:
+    return EndpointChange(endpoint=name, old=old, new=new, why=why)

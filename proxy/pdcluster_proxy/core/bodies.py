@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Raw
 
 from pdcluster_lease.params import PREFILL_REQUEST_RAW
+from pdcluster_proxy.core.overridden import check_overridden
 from pdcluster_proxy.errors import RejectedError
 
 __all__ = [
@@ -142,11 +143,14 @@ def parse_request(body: bytes, *, api: Api, model: str) -> ClientRequest:
         raise _rejected(f"The field {prompt_field!r} is required.", prompt_field)
     if is_chat and _start(prompt) != b"[":
         raise _rejected("'messages' must be a list of messages.", "messages")
+    request_class, stream = _classify(top, api), _boolean(top, "stream")
+    if request_class is _TWO_LEGS:
+        check_overridden(top, stream=stream)
     return ClientRequest(
         api,
         top,
-        _classify(top, api),
-        _boolean(top, "stream"),
+        request_class,
+        stream,
         1 + len(body) // _BYTES_PER_TOKEN,
     )
 

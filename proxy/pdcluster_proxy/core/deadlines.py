@@ -10,10 +10,23 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["answer_until", "decode_wait_s", "left_s", "leg_until"]
+__all__ = ["answer_until", "decode_wait_s", "is_over", "left_s", "leg_until"]
 
 DECODE_WAIT_S: Final = 0.25
 """Longest wait for a changed pool before a decode engine is looked for again, in seconds."""
+
+TIMER_GRAIN_S: Final = 0.01
+"""Loops keep time in milliseconds: a timer may strike a little before the clock says so."""
+
+
+def is_over(deadline_at: float, now: float) -> bool:
+    """Tell whether a wait that ends now ends for the request's own deadline.
+
+    Args:
+        deadline_at: Instant at which the whole request's time is over.
+        now: Monotonic seconds.
+    """
+    return now >= deadline_at - TIMER_GRAIN_S
 
 
 def leg_until(now: float, *, deadline_at: float, first_byte_s: float) -> float:

@@ -3,14 +3,17 @@
 Pure. One table, (state, event) to a transition. The companion runs it for the whole proxy on what
 the workers report and on its own checks, so that one worker's bad experience spares the others.
 
-Theory of operation: a new endpoint is EJECTED until its first check passes, for nobody has seen it
-work and missing knowledge is not health; people are shown the word *unproven* for that, since it
-has done nothing wrong, and it returns without probation. A READY endpoint takes work. One failed
-connect, or three bad answers in a row, eject it: EJECTED endpoints get none. A local failure ends
-as soon as an active check passes, since the check proves the opposite; bad answers end after a time
-that doubles from 2.5 s to 10 s. Whoever returns is on probation: the next failure ejects it again
-at once. DRAINING endpoints finish what they have; GONE ones are dropped from the table. A client's
+Theory of operation: a new endpoint is UNPROVEN until its first check passes, for nobody has seen it
+work and missing knowledge is not health; since it has done nothing wrong, it then serves without
+probation. A READY endpoint takes work. One failed connect, or three bad answers in a row, eject it:
+EJECTED endpoints get none. A local failure ends as soon as an active check passes, since the check
+proves the opposite; bad answers end after a time that doubles from 2.5 s to 10 s. Whoever returns
+is on probation: the next failure ejects it again at once. DRAINING endpoints finish what they have
+and take nothing new, whatever they were before; GONE ones are dropped from the table. A client's
 fault (4xx) is never an event here.
+
+Where no endpoint of a role is READY, the EJECTED ones serve after all (panic, ``picker.py``); so
+EJECTED holds nobody that was never seen to work or that is on its way out.
 
 Source: Envoy's outlier detection; ``routing.md`` section 9.4 of the design.
 """
@@ -26,14 +29,11 @@ from pdcluster_proxy.core.messages import EndpointState
 
 __all__ = [
     "DISCOVERED",
-    "SHOWN_STATES",
     "TABLE",
     "EndpointEvent",
     "EndpointRow",
     "EndpointStatus",
-    "Trust",
     "may_eject",
-    "shown_state",
     "step",
 ]
 
@@ -60,17 +60,6 @@ class EndpointEvent(StrEnum):
     TICK = "Tick"
 
 
-class Trust(StrEnum):
-    """What is known of an endpoint's work."""
-
-    UNPROVEN = "unproven"
-    """It is new: no check has passed yet."""
-    PROVEN = "proven"
-    """It has been seen to work."""
-    ON_PROBATION = "probation"
-    """It has returned from an ejection and not yet served: the next bad answer ejects it again."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointStatus:
     """One endpoint's standing.
@@ -80,38 +69,24 @@ class EndpointStatus:
         upstream_failures: Bad answers in a row.
         ejections: Ejections since it last proved itself; sets the length of the next one.
         until: Monotonic instant the present ejection ends at, or None where a check ends it.
-        trust: What is known of its work.
-        draining: Remembered through an ejection, so that it returns to DRAINING.
+        on_probation: It has returned from an ejection and not served since: the next bad answer
+            ejects it again.
+        undrains_to: While it is DRAINING: the state it goes to should it not have to go after all.
     """
 
     state: EndpointState = EndpointState.READY
     upstream_failures: int = 0
     ejections: int = 0
     until: float | None = None
-    trust: Trust = Trust.PROVEN
-    draining: bool = False
+    on_probation: bool = False
+    undrains_to: EndpointState = EndpointState.READY
 
 
-DISCOVERED: Final = EndpointStatus(state=EndpointState.EJECTED, trust=Trust.UNPROVEN)
+DISCOVERED: Final = EndpointStatus(state=EndpointState.UNPROVEN)
 """Where every endpoint begins."""
-
-SHOWN_STATES: Final = (
-    Trust.UNPROVEN.value,
-    EndpointState.READY.value,
-    EndpointState.EJECTED.value,
-    EndpointState.DRAINING.value,
-)
-"""What :func:`shown_state` may say of an endpoint that is known."""
 
 EndpointRow = Callable[[EndpointStatus, float, bool], EndpointStatus]
 """One row: (status, now, whether an ejection is allowed) to the next status."""
-
-
-def shown_state(status: EndpointStatus) -> str:
-    """Name the state for people: an endpoint that is left out because it is new is unproven."""
-    if status.state is EndpointState.EJECTED and status.trust is Trust.UNPROVEN:
-        return Trust.UNPROVEN.value
-    return status.state.value
 
 
 def step(
@@ -131,7 +106,8 @@ def step(
 def may_eject(states: Mapping[str, EndpointState], name: str) -> bool:
     """Tell whether at most half of its role would be left out with ``name`` ejected.
 
-    Draining endpoints count on neither side: they take no new work anyway.
+    Draining and unproven endpoints count on neither side: they take no new work anyway, and a dead
+    engine must not stay because others are still starting.
 
     Args:
         states: Every endpoint of one role.
@@ -148,9 +124,9 @@ def _stay(status: EndpointStatus, _now: float, _allowed: bool) -> EndpointStatus
 
 def _proved(status: EndpointStatus, _now: float, _allowed: bool) -> EndpointStatus:  # noqa: FBT001 (a row's shape)
     """A good answer clears the record."""
-    if not (status.upstream_failures or status.ejections or status.trust is not Trust.PROVEN):
+    if not (status.upstream_failures or status.ejections or status.on_probation):
         return status
-    return replace(status, upstream_failures=0, ejections=0, trust=Trust.PROVEN)
+    return replace(status, upstream_failures=0, ejections=0, on_probation=False)
 
 
 def _eject(status: EndpointStatus, *, until: float | None) -> EndpointStatus:
@@ -160,7 +136,7 @@ def _eject(status: EndpointStatus, *, until: float | None) -> EndpointStatus:
         upstream_failures=0,
         ejections=status.ejections + 1,
         until=until,
-        trust=Trust.PROVEN,
+        on_probation=False,
     )
 
 
@@ -170,19 +146,20 @@ def _failed_locally(status: EndpointStatus, _now: float, allowed: bool) -> Endpo
 
 def _failed_upstream(status: EndpointStatus, now: float, allowed: bool) -> EndpointStatus:  # noqa: FBT001 (a row's shape)
     failures = status.upstream_failures + 1
-    enough = status.trust is Trust.ON_PROBATION or failures >= UPSTREAM_FAILURES_TO_EJECT
+    enough = status.on_probation or failures >= UPSTREAM_FAILURES_TO_EJECT
     if not (enough and allowed):
         return replace(status, upstream_failures=failures)
     length = min(LONGEST_EJECTION_S, FIRST_EJECTION_S * 2.0**status.ejections)
     return _eject(status, until=now + length)
 
 
+def _begin(status: EndpointStatus, _now: float, _allowed: bool) -> EndpointStatus:  # noqa: FBT001 (a row's shape)
+    """The first passed check: who was unproven has failed nobody."""
+    return replace(status, state=EndpointState.READY)
+
+
 def _return(status: EndpointStatus) -> EndpointStatus:
-    state = EndpointState.DRAINING if status.draining else EndpointState.READY
-    # Who was unproven has failed nobody.
-    is_new = status.trust is Trust.UNPROVEN
-    trust = Trust.PROVEN if is_new else Trust.ON_PROBATION
-    return replace(status, state=state, until=None, trust=trust)
+    return replace(status, state=EndpointState.READY, until=None, on_probation=True)
 
 
 def _check_passed(status: EndpointStatus, _now: float, _allowed: bool) -> EndpointStatus:  # noqa: FBT001 (a row's shape)
@@ -196,13 +173,24 @@ def _tick(status: EndpointStatus, now: float, _allowed: bool) -> EndpointStatus:
 
 
 def _drain(status: EndpointStatus, _now: float, _allowed: bool) -> EndpointStatus:  # noqa: FBT001 (a row's shape)
-    state = EndpointState.DRAINING if status.state is EndpointState.READY else status.state
-    return replace(status, state=state, draining=True)
+    return replace(status, state=EndpointState.DRAINING, undrains_to=status.state)
 
 
 def _undrain(status: EndpointStatus, _now: float, _allowed: bool) -> EndpointStatus:  # noqa: FBT001 (a row's shape)
-    state = EndpointState.READY if status.state is EndpointState.DRAINING else status.state
-    return replace(status, state=state, draining=False)
+    return replace(status, state=status.undrains_to, undrains_to=EndpointState.READY)
+
+
+def _beneath(event: EndpointEvent) -> EndpointRow:
+    """Let an event change what a draining endpoint goes back to; it drains on."""
+
+    def row(status: EndpointStatus, now: float, allowed: bool) -> EndpointStatus:  # noqa: FBT001 (a row's shape)
+        before = replace(status, state=status.undrains_to, undrains_to=EndpointState.READY)
+        after = TABLE[before.state, event](before, now, allowed)
+        if after is before:
+            return status
+        return replace(after, state=EndpointState.DRAINING, undrains_to=after.state)
+
+    return row
 
 
 def _delete(status: EndpointStatus, _now: float, _allowed: bool) -> EndpointStatus:  # noqa: FBT001 (a row's shape)
@@ -220,6 +208,18 @@ _READY: Final = {
     EndpointEvent.DELETED: _delete,
     EndpointEvent.TICK: _stay,
 }
+_UNPROVEN: Final = {
+    # Only a check of ours proves it: a worker's word is of an earlier engine of this name.
+    EndpointEvent.SUCCEEDED: _stay,
+    EndpointEvent.FAILED_LOCALLY: _stay,
+    EndpointEvent.FAILED_UPSTREAM: _stay,
+    EndpointEvent.CHECK_PASSED: _begin,
+    EndpointEvent.CHECK_FAILED: _stay,
+    EndpointEvent.DRAIN: _drain,
+    EndpointEvent.UNDRAIN: _stay,
+    EndpointEvent.DELETED: _delete,
+    EndpointEvent.TICK: _stay,
+}
 _EJECTED: Final = {
     # Legs that were open at the ejection may still end; they change nothing.
     EndpointEvent.SUCCEEDED: _stay,
@@ -228,7 +228,7 @@ _EJECTED: Final = {
     EndpointEvent.CHECK_PASSED: _check_passed,
     EndpointEvent.CHECK_FAILED: _stay,
     EndpointEvent.DRAIN: _drain,
-    EndpointEvent.UNDRAIN: _undrain,
+    EndpointEvent.UNDRAIN: _stay,
     EndpointEvent.DELETED: _delete,
     EndpointEvent.TICK: _tick,
 }
@@ -237,17 +237,18 @@ _DRAINING: Final = {
     EndpointEvent.SUCCEEDED: _stay,
     EndpointEvent.FAILED_LOCALLY: _stay,
     EndpointEvent.FAILED_UPSTREAM: _stay,
-    EndpointEvent.CHECK_PASSED: _stay,
+    EndpointEvent.CHECK_PASSED: _beneath(EndpointEvent.CHECK_PASSED),
     EndpointEvent.CHECK_FAILED: _stay,
     EndpointEvent.DRAIN: _stay,
     EndpointEvent.UNDRAIN: _undrain,
     EndpointEvent.DELETED: _delete,
-    EndpointEvent.TICK: _stay,
+    EndpointEvent.TICK: _beneath(EndpointEvent.TICK),
 }
 
 TABLE: Final[Mapping[tuple[EndpointState, EndpointEvent], EndpointRow]] = {
     (state, event): row
     for state, rows in (
+        (EndpointState.UNPROVEN, _UNPROVEN),
         (EndpointState.READY, _READY),
         (EndpointState.EJECTED, _EJECTED),
         (EndpointState.DRAINING, _DRAINING),

@@ -37,13 +37,20 @@ CODES: Final[Mapping[str, ErrorCode]] = {
     "method-not-allowed": ErrorCode(
         "405", "The route has no such method.", "See the `Allow` header."
     ),
-    "request-too-slow": ErrorCode("408", "Head or body came too slowly.", "Send faster."),
+    "request-too-slow": ErrorCode(
+        "408", "Head or body came too slowly; a body may take 120 s.", "Send faster."
+    ),
     "body-too-large": ErrorCode("413", "Over the body cap (8 MiB).", "Send less."),
     "content-encoding": ErrorCode("415", "A compressed body.", "Send it plain."),
-    "head-too-large": ErrorCode("431", "Over 64 KiB or 100 fields of header.", "Send fewer."),
+    "head-too-large": ErrorCode(
+        "431", "Over 64 KiB or 100 fields of header or trailer.", "Send fewer."
+    ),
     "http-error": ErrorCode("4xx", "Another error of the router.", "Mend the request."),
     "prefill-rejected": ErrorCode("4xx", "The prefill engine's own words.", "Mend the request."),
     "decode-rejected": ErrorCode("4xx", "The decode engine's own words.", "Mend the request."),
+    "pipeline-full": ErrorCode(
+        "429", "Over 128 requests wait on one connection.", "Read answers before you go on."
+    ),
     "rejected-queue-full": ErrorCode("429", "The admission queue is full.", _RETRY_LATER),
     "evicted-queue-timeout": ErrorCode("429", "Waited too long for admission.", _RETRY_LATER),
     "prefill-busy": ErrorCode(
@@ -54,6 +61,7 @@ CODES: Final[Mapping[str, ErrorCode]] = {
     "internal-error": ErrorCode("500", "A bug of the proxy.", "Report it with the request id."),
     "method-rejected": ErrorCode("501", "TRACE and CONNECT are not served.", "Mend the client."),
     "method-unknown": ErrorCode("501", "Not an HTTP method.", "Mend the client."),
+    "transfer-coding": ErrorCode("501", "Another one than `chunked`.", "Send it plain."),
     "prefill-failed": ErrorCode("502", "A prefill engine failed, nobody else took it.", _RETRY),
     "prefill-lost": ErrorCode("502", "The connection to a prefill engine broke.", _RETRY),
     "decode-failed": ErrorCode("502, in a stream", "A decode engine failed.", _RETRY),
@@ -68,6 +76,9 @@ CODES: Final[Mapping[str, ErrorCode]] = {
         "503", "No prefill engine is ready.", "See the admin `/readyz`."
     ),
     "no-decode-engine": ErrorCode("503", "No decode engine is ready.", "See the admin `/readyz`."),
+    "bodies-full": ErrorCode(
+        "503", "Over 256 MiB of unfinished bodies in one worker.", _RETRY_LATER
+    ),
     "no-pair": ErrorCode("503", "No P and D of one revision are ready.", "Finish the rollout."),
     "prefill-unreachable": ErrorCode("503", "Connects to prefill engines fail.", _RETRY_LATER),
     "decode-unreachable": ErrorCode("503", "Connects to decode engines fail.", _RETRY_LATER),
@@ -81,5 +92,6 @@ CODES: Final[Mapping[str, ErrorCode]] = {
     "request-timeout": ErrorCode(
         "504, in a stream", "`requestTimeoutSeconds` has passed.", "Ask for less, or raise it."
     ),
+    "version-unsupported": ErrorCode("505", "Not HTTP/1.0 or HTTP/1.1.", "Mend the client."),
 }
 """By code: ``error.code``, the header ``x-pdcluster-reason``, the metric's label, the log."""

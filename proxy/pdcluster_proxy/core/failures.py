@@ -15,8 +15,8 @@ import msgspec
 
 from pdcluster_proxy.core.messages import OutcomeKind
 from pdcluster_proxy.core.ports import ResponseHead
-from pdcluster_proxy.core.replies import upstream_error_message
-from pdcluster_proxy.core.sse import is_failure_event
+from pdcluster_proxy.core.replies import rejection_body, upstream_error_message
+from pdcluster_proxy.core.sse import begins_answer
 from pdcluster_proxy.errors import (
     ConnectError,
     HandOffError,
@@ -51,6 +51,9 @@ _BUSY_STATUSES: Final = frozenset({408, 429, 502, 503, 504})
 _CLIENT_ERROR: Final = range(400, 500)
 _SERVER_ERROR: Final = 500
 _TOO_MANY: Final = 429
+
+MAX_RETRY_AFTER_S: Final = 3600
+"""Longest ``Retry-After`` of an engine that is passed on, in seconds; a longer one becomes this."""
 
 
 class Leg(StrEnum):
@@ -90,7 +93,8 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
         status: What the client gets once no try is left.
         code: Stable kebab-case word for the error's code, header, metric and log.
         message: For the client: what happened and what to do.
-        body: The engine's own error body to pass on as it is (REJECTED only), else None.
+        body: The engine's own error body to pass on (REJECTED only), connector fields taken out;
+            None where the message is put into one of ours.
         retry_after_s: ``Retry-After`` in seconds, or None.
         answered: The engine has answered, so it will not read the lease's blocks any more.
     """
@@ -130,7 +134,7 @@ def failure_of_status(
             status,
             f"{leg}-rejected",
             upstream_error_message(body),
-            body=body,
+            body=rejection_body(body),
             answered=True,
         )
     code = f"{leg}-failed"
@@ -148,13 +152,22 @@ def failure_of_status(
 def failure_of_answer(leg: Leg, head: ResponseHead, body: bytes) -> Failure:
     """Classify an answer that is not 200, from its head and body."""
     retry_after = next((value for name, value in head.headers if name == b"retry-after"), b"")
-    seconds = int(retry_after) if retry_after.isdigit() else None
-    return failure_of_status(leg, head.status, body, retry_after_s=seconds)
+    return failure_of_status(leg, head.status, body, retry_after_s=_seconds(retry_after))
+
+
+def _seconds(retry_after: bytes) -> int | None:
+    """Read an engine's ``Retry-After``; None where it is no number (vLLM sends no dates)."""
+    if not retry_after.isdigit():
+        return None
+    digits = retry_after.lstrip(b"0") or b"0"
+    # Python itself refuses to read thousands of digits.
+    is_long = len(digits) > len(str(MAX_RETRY_AFTER_S))
+    return MAX_RETRY_AFTER_S if is_long else min(int(digits), MAX_RETRY_AFTER_S)
 
 
 def failure_of_first_event(event: bytes) -> Failure | None:
-    """Tell whether a stream's first event is a failure: then nothing was committed yet."""
-    if not is_failure_event(event):
+    """Tell whether a stream's first event is a failure or rubbish: nothing was committed yet."""
+    if begins_answer(event):
         return None
     message = "The decode engine failed before its first token. Retry the request."
     return Failure(FailureKind.BROKEN, 502, "decode-failed", message, answered=True)
@@ -204,7 +217,7 @@ def settle_silence(failure: Failure, *, is_held: bool, is_over: bool, request_s:
     """Give an engine's silence the name of the bound that it ran into.
 
     Only a silence longer than an engine may take is the engine's fault: the hold bound (D7) is the
-    lease's, and our own deadline says nothing about anybody.
+    lease's, and our own deadline says nothing about anybody, nor does a connect that it cut short.
 
     Args:
         failure: How a leg ended.
@@ -212,6 +225,8 @@ def settle_silence(failure: Failure, *, is_held: bool, is_over: bool, request_s:
         is_over: The request's own deadline has passed.
         request_s: The request's time, in seconds.
     """
+    if is_over and failure.kind is FailureKind.UNREACHED:
+        return request_timeout(request_s)
     if failure.kind is not FailureKind.SILENT:
         return failure
     if is_held:

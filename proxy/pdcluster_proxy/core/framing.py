@@ -26,6 +26,7 @@ from enum import Enum, auto
 from typing import ClassVar, assert_never
 
 from pdcluster_proxy.core.ports import EDIT_MARKS, EventEditor
+from pdcluster_proxy.core.sse import is_whole_event
 from pdcluster_proxy.errors import UpstreamFailureError
 
 __all__ = [
@@ -47,8 +48,15 @@ _MAX_LINE_BYTES = 16 * 1024
 _EVENT_AND_CHUNK_END = (b"\n\n\r\n", b"\n\r\n\r\n")
 _EVENT_END = re.compile(rb"\n\r?\n")
 _CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;.*)?\r?", re.DOTALL)
-_TERMINATOR = re.compile(rb"(?:^|\n)data: ?\[DONE\]\r?\n")
-_USAGE, _PARAMS, _ERROR, _DONE = EDIT_MARKS
+_TERMINATOR = re.compile(rb"(?:^|\n)data: ?\[DONE\][ \t]*\r?\n")
+_UNREAD_LINES = re.compile(
+    rb"(?:\xef\xbb\xbf)?+(?:(?::|id:|retry:)[^\r\n]*+\r?\n|\r?\n)*+",
+)
+"""Lines at a stream's start that tell a client nothing: comments, blank lines."""
+_MAX_UNREAD_BYTES = 64 * 1024
+_SIZES = {b"%x" % size: size for size in range(1, 2048)}
+"""Sizes of common chunks as written: looking one up is faster than reading it."""
+_USAGE, _PARAMS, _ERROR, _ABORT, _DONE, _EVENT, _ESCAPE = EDIT_MARKS
 
 
 class FramingError(UpstreamFailureError):
@@ -174,7 +182,8 @@ class StreamFraming:
     Attributes:
         is_clean: Nothing is held back and the next byte starts a chunk: a read of whole events may
             go out as it comes.
-        is_terminated: The engine has sent the terminator, ``data: [DONE]``.
+        is_terminated: The engine has sent the terminator, ``data: [DONE]``; what it sends after
+            that is dropped.
     """
 
     # This is all the mutable state.
@@ -230,17 +239,20 @@ class StreamFraming:
         """Give what is left once the body has ended.
 
         A last event without its blank line is completed with one, so that it counts and so that
-        an event of ours may follow.
+        an event of ours may follow. Half an event is dropped: it is not one.
         """
         rest = bytes(self._held)
         self._held.clear()
-        if not rest.strip(b"\r\n"):
+        if not is_whole_event(rest):
             return b""
         return self._emit(rest + (b"\n" if rest.endswith(b"\n") else b"\n\n"))
 
     def _forward_slowly(self, data: bytes) -> bytes:
         held = self._held
-        held += data if self._decoder is None else self._decoder.feed(data)
+        payload = data if self._decoder is None else self._decoder.feed(data)
+        if self.is_terminated:
+            return b""
+        held += payload
         # A boundary may straddle the old end by three bytes: "\n\r" was there, "\n" came.
         start = max(0, self._scanned - 3)
         lf, crlf = held.rfind(b"\n\n", start), held.rfind(b"\n\r\n", start)
@@ -262,12 +274,13 @@ class StreamFraming:
             self._frames_output
             and self._decoder is not None
             and not self._held
+            and not self.is_terminated
             and self._decoder.is_at_boundary
         )
 
     def _emit(self, whole: bytes) -> bytes:
         """Edit what must be edited in these whole events, and frame them."""
-        whole = self._edited(whole)
+        whole = b"" if self.is_terminated else self._edited(whole)
         if not whole:
             return b""
         return frame_chunk(whole) if self._frames_output else whole
@@ -276,7 +289,7 @@ class StreamFraming:
         if not _has_mark(whole):
             return whole
         out: list[bytes] = []
-        while whole:
+        while whole and not self.is_terminated:
             event, whole = _split_first(whole)
             if _has_mark(event):
                 self.is_terminated |= _TERMINATOR.search(event) is not None
@@ -286,9 +299,18 @@ class StreamFraming:
 
 
 def first_event(payload: bytes | bytearray) -> bytes:
-    """The first whole event of a decoded body, blank line included; b"" where none is whole yet."""
-    found = _EVENT_END.search(payload)
-    return b"" if found is None else bytes(payload[: found.end()])
+    """The first whole event of a decoded body, blank line included; b"" where none is whole yet.
+
+    Comments before it are left out; more of them than 64 KiB count as an event.
+    """
+    start = 0
+    if not payload.startswith(b"data:"):
+        unread = _UNREAD_LINES.match(payload)
+        start = 0 if unread is None else unread.end()
+        if start > _MAX_UNREAD_BYTES:
+            return bytes(payload[:start])
+    found = _EVENT_END.search(payload, start)
+    return b"" if found is None else bytes(payload[start : found.end()])
 
 
 def frame_chunk(payload: bytes) -> bytes:
@@ -313,29 +335,38 @@ def is_whole_events(data: bytes) -> bool:
     whole events, and none of the marks is in it. As its chunks are whole and written the plain way,
     whoever parses the stream may leave the read out and still stands at a chunk's start.
     """
+    find = data.find  # Twice as fast as the operator, which first asks whether it got a number.
     if (
-        _USAGE in data
-        or _PARAMS in data
-        or _ERROR in data
-        # One letter is found ten times faster than a word, and chunks of JSON rarely have it.
-        or (b"D" in data and _DONE in data)
+        find(_USAGE) >= 0
+        or find(_PARAMS) >= 0
+        or find(_ERROR) >= 0
+        or find(_ABORT) >= 0
+        # One letter is found faster than a word, and chunks of JSON rarely have these.
+        or (find(b"D") >= 0 and find(_DONE) >= 0)
+        or (find(b"v") >= 0 and find(_EVENT) >= 0)
+        or (find(b"\\") >= 0 and find(_ESCAPE) >= 0)
     ):
         return False
     pos, end = 0, len(data)
-    try:
-        while pos < end:
-            size_end = data.find(b"\r\n", pos)
-            size_line = data[pos:size_end]
-            size = int(size_line, 16)
-            pos = size_end + size + 4
-            if (
-                size_end < 0
-                or size <= 0
-                or pos > end
-                or b"%x" % size != size_line
-                or not data.endswith(_EVENT_AND_CHUNK_END, size_end + 2, pos)
-            ):
-                return False
-    except ValueError:  # An extension, or a size that is cut.
-        return False
+    while pos < end:
+        size_end = find(b"\r\n", pos)
+        size_line = data[pos:size_end]
+        size = _SIZES.get(size_line) or _plain_size(size_line)
+        pos = size_end + size + 4
+        if (
+            size_end < 0
+            or not size
+            or pos > end
+            or not data.endswith(_EVENT_AND_CHUNK_END, size_end + 2, pos)
+        ):
+            return False
     return True
+
+
+def _plain_size(line: bytes) -> int:
+    """Read a chunk size written the plain way; 0 where it is not, or is cut, or extended."""
+    try:
+        size = int(line, 16)
+    except ValueError:
+        return 0
+    return size if size > 0 and b"%x" % size == line else 0

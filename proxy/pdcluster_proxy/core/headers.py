@@ -30,7 +30,7 @@ class ClientHeaders(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         request_id: The client's ``x-request-id`` where it is usable, else "".
         forwarded: Field lines for both legs, ready for the wire, fixed ones first.
-        content_encoding: The client's ``content-encoding``, or b"".
+        content_encoding: The client's ``content-encoding``, all of them, or b"".
     """
 
     request_id: str
@@ -56,7 +56,7 @@ def read_client_headers(headers: Iterable[tuple[bytes, bytes]]) -> ClientHeaders
                 if _REQUEST_ID.fullmatch(value):
                     request_id = value.decode()
             elif name == b"content-encoding":
-                encoding = value
+                encoding = b"%b,%b" % (encoding, value) if encoding else value
     return ClientHeaders(request_id, forwarded, encoding)
 
 

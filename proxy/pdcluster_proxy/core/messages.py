@@ -1,7 +1,7 @@
 """What companion and workers tell each other: frozen structs, sent as length-prefixed msgpack.
 
-Pure. The companion pushes :class:`Snapshot` and :class:`Drain`; a worker pushes :class:`Report`.
-Durations travel as what remains or what has passed, never as an instant.
+Pure. The companion pushes :class:`PoolNotice` and :class:`DrainNotice`; a worker pushes
+:class:`Report`. Durations travel as what remains or what has passed, never as an instant.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import StrEnum
 import msgspec
 
 __all__ = [
-    "Drain",
+    "DrainNotice",
     "EndpointState",
     "EndpointView",
     "HistogramIncrement",
@@ -22,9 +22,9 @@ __all__ = [
     "Outcome",
     "OutcomeKind",
     "PairMet",
+    "PoolNotice",
     "PoolSnapshot",
     "Report",
-    "Snapshot",
     "ToWorker",
 ]
 
@@ -32,6 +32,7 @@ __all__ = [
 class EndpointState(StrEnum):
     """States of the endpoint machine (``core/endpoint.py``)."""
 
+    UNPROVEN = "unproven"
     READY = "ready"
     EJECTED = "ejected"
     DRAINING = "draining"
@@ -84,17 +85,17 @@ class PoolSnapshot(msgspec.Struct, frozen=True):
     """Pairs that exchanged KV before: (P engine id, D endpoint name, D incarnation)."""
 
 
-class Snapshot(msgspec.Struct, frozen=True, tag="snapshot"):
+class PoolNotice(msgspec.Struct, frozen=True, tag="snapshot"):
     """Companion to worker: the pool has changed."""
 
     pool: PoolSnapshot
 
 
-class Drain(msgspec.Struct, frozen=True, tag="drain"):
+class DrainNotice(msgspec.Struct, frozen=True, tag="drain"):
     """Companion to worker: take no new connections, finish what runs."""
 
 
-ToWorker = Snapshot | Drain
+ToWorker = PoolNotice | DrainNotice
 
 
 class InFlight(msgspec.Struct, frozen=True):

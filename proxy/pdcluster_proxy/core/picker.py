@@ -26,6 +26,7 @@ __all__ = [
     "Rng",
     "has_decode",
     "make_pool",
+    "name_at",
     "pick_decode",
     "pick_prefill",
 ]
@@ -99,8 +100,9 @@ class Pool(msgspec.Struct, frozen=True, gc=False):
 def make_pool(snapshot: PoolSnapshot) -> Pool:
     """Sort a snapshot's endpoints by role and drop those that take no work.
 
-    Where every endpoint of a role is ejected, the whole role serves (panic): the record says that
-    all are bad, which is more often a fault of the record.
+    Where no endpoint of a role is ready, its ejected ones serve (panic): the record says that all
+    are bad, which is more often a fault of the record. Those that drain or were never seen to work
+    do not, for that is no fault of the record.
     """
     prefill = _serving(snapshot.endpoints, "prefill")
     decode = _serving(snapshot.endpoints, "decode")
@@ -111,6 +113,11 @@ def make_pool(snapshot: PoolSnapshot) -> Pool:
         frozenset(snapshot.warm_pairs),
         frozenset(e.revision for e in prefill) & frozenset(e.revision for e in decode),
     )
+
+
+def name_at(snapshot: PoolSnapshot, address: tuple[str, int]) -> str:
+    """Name the endpoint at an address; "" where it is known no more."""
+    return next((e.name for e in snapshot.endpoints if (e.host, e.port) == address), "")
 
 
 def _serving(endpoints: Sequence[EndpointView], role: str) -> tuple[EndpointView, ...]:

@@ -17,7 +17,7 @@ from pdcluster_proxy.core.messages import LeaseStep, Outcome, PoolSnapshot
 
 __all__ = [
     "Address",
-    "Companion",
+    "CompanionPort",
     "EngineConnection",
     "Engines",
     "EventEditor",
@@ -55,6 +55,14 @@ class ResponseHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def is_ok(self) -> bool:
         """The engine has done what it was asked for."""
         return self.status == HTTP_OK
+
+    @property
+    def is_encoded(self) -> bool:
+        """The body is compressed or otherwise encoded, though nobody asked for that."""
+        if b"content-encoding" not in self.field_lines.lower():
+            return False
+        codings = [value for name, value in self.headers if name == b"content-encoding"]
+        return any(coding.lower() not in {b"", b"identity"} for coding in codings)
 
     @property
     def headers(self) -> tuple[tuple[bytes, bytes], ...]:
@@ -103,8 +111,19 @@ EventEditor = Callable[[bytes], bytes]
 Called only for events that contain one of :data:`EDIT_MARKS`.
 """
 
-EDIT_MARKS: tuple[bytes, ...] = (b'"usage"', b"_transfer_params", b'"error"', b"[DONE]")
-"""A read without any of these is forwarded untouched (``performance.md`` 3.3 of the design)."""
+EDIT_MARKS: tuple[bytes, ...] = (
+    b'"usage"',
+    b"_transfer_params",
+    b'"error"',
+    b'"abort"',
+    b"[DONE]",
+    b"event:",
+    rb"\u00",
+)
+"""A read without any of these is forwarded untouched (``performance.md`` 3.3 of the design).
+
+The last one stands for the others: an escaped letter may hide any name.
+"""
 
 
 class EngineConnection(Protocol):
@@ -163,7 +182,7 @@ class Engines(Protocol):
         """
 
 
-class Companion(Protocol):
+class CompanionPort(Protocol):
     """The worker's side of the link to its companion: never blocks, survives its death.
 
     What is reported is summed up and sent at most once per loop pass. Metric names and labels are

@@ -62,9 +62,9 @@ class ClientSide:
             self._watch = None
 
     async def respond_error(self, failure: Failure, *, param: str | None = None) -> None:
-        """Answer with an error; an engine's own 4xx body goes through as it is."""
+        """Answer with an error: an engine's own 4xx body, or one of ours."""
         body = failure.body
-        if body is None or not body.lstrip().startswith(b"{"):
+        if body is None:
             body = error_body(
                 status=failure.status,
                 code=failure.code,

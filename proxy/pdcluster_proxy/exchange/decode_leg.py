@@ -132,6 +132,8 @@ async def _begun_answer(
     bounds, clock = running.worker.bounds, running.worker.clock
     try:
         head = await connection.head(timeout_s=left_s(until, clock()))
+        if head.is_ok and head.is_encoded:
+            raise UpstreamFailureError("The decode engine encoded its answer; nobody asked for it.")
         if head.is_ok and running.request.stream:
             event = await _first_event(
                 connection, head, left_s(until, clock()), bounds.max_event_bytes

@@ -9,11 +9,13 @@ lock.
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from typing import BinaryIO
 
 import msgspec
 
-__all__ = ["ExchangeRecord", "Journal"]
+__all__ = ["ExchangeRecord", "Journal", "time_of_day"]
 
 MAX_BUFFERED_BYTES = 1024 * 1024
 """Where the reader of the log stalls, lines beyond this are dropped and counted."""
@@ -22,6 +24,9 @@ MAX_BUFFERED_BYTES = 1024 * 1024
 class ExchangeRecord(msgspec.Struct, omit_defaults=True, gc=False):
     """One ended exchange; durations in seconds."""
 
+    time: str = ""
+    """When the line was written, as in every other log line."""
+    level: str = ""
     event: str = ""
     request_id: str = ""
     leg_id: str = ""
@@ -59,18 +64,27 @@ class ExchangeRecord(msgspec.Struct, omit_defaults=True, gc=False):
 _ENCODER = msgspec.json.Encoder()
 
 
+def time_of_day() -> str:
+    """Now, as :mod:`logging` writes it: local time, milliseconds after a comma."""
+    now = time.time()
+    seconds = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
+    return f"{seconds},{int(now * 1000) % 1000:03d}"
+
+
 class Journal:
     """Writes records.
 
     Args:
         out: Where lines go, or None to write none.
+        now: The time of day, as in other log lines.
 
     Attributes:
         num_dropped: Lines lost so far.
     """
 
-    def __init__(self, out: BinaryIO | None) -> None:
+    def __init__(self, out: BinaryIO | None, *, now: Callable[[], str] = time_of_day) -> None:
         self._out = out
+        self._now = now
         # This is all the mutable state; it is changed on the loop only.
         self._buffer = bytearray()
         self.num_dropped = 0
@@ -87,6 +101,7 @@ class Journal:
         if len(self._buffer) > MAX_BUFFERED_BYTES:
             self.num_dropped += 1
             return
+        record.time, record.level = self._now(), "INFO"
         self._buffer += _ENCODER.encode(record)
         self._buffer += b"\n"
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from pdcluster_proxy.core.messages import Outcome
 from pdcluster_proxy.core.picker import Mine
-from pdcluster_proxy.core.ports import Companion
+from pdcluster_proxy.core.ports import CompanionPort
 
 __all__ = ["OpenLegs"]
 
@@ -22,7 +22,7 @@ class OpenLegs:
         companion: Hears of each beginning and end.
     """
 
-    def __init__(self, companion: Companion) -> None:
+    def __init__(self, companion: CompanionPort) -> None:
         self._companion = companion
         # This is all the mutable state.
         self._open: dict[str, Mine] = {}

@@ -11,7 +11,7 @@ from typing import Final
 
 from pdcluster_lease.params import KVTransferParams
 from pdcluster_proxy.core.bodies import PATHS, ClientRequest, RequestClass
-from pdcluster_proxy.core.deadlines import leg_until
+from pdcluster_proxy.core.deadlines import is_over, leg_until
 from pdcluster_proxy.core.exchange import Exchange, UpstreamFailed
 from pdcluster_proxy.core.failures import Failure, Leg, blame, is_final, settle_silence
 from pdcluster_proxy.core.headers import ClientHeaders, leg_head
@@ -157,7 +157,7 @@ class RunningExchange:
         failure = settle_silence(
             failure,
             is_held=is_held,
-            is_over=worker.clock() >= self.deadline_at,
+            is_over=is_over(self.deadline_at, worker.clock()),
             request_s=worker.bounds.request_s,
         )
         self.blame(endpoint, failure)

@@ -20,6 +20,7 @@ __all__ = ["Story"]
 
 EVENT = "exchange.complete"
 _CANCELLED = State.CANCELLED
+_CLIENT_GONE = 499
 
 
 class Story:
@@ -107,7 +108,9 @@ class Story:
         """Write the line and the figures of the whole."""
         worker, record = self._worker, self.record
         took_s = worker.clock() - self.started_at
-        seen = "499" if state is _CANCELLED else str(status)
+        if state is _CANCELLED:
+            status, self.code = _CLIENT_GONE, self.code or "client-gone"
+        seen = str(status)
         worker.companion.count("requests_total", (self._route, seen, self.code))
         worker.companion.observe("request_seconds", (self._route,), took_s)
         if record.prefill_legs > 1:

@@ -18,7 +18,7 @@ from pdcluster_lease.timing import LeaseTiming
 from pdcluster_proxy.core.admission import AdmissionLimits, share
 from pdcluster_proxy.core.messages import EndpointView, PoolSnapshot
 from pdcluster_proxy.core.picker import Pool, make_pool
-from pdcluster_proxy.core.ports import Companion, Engines
+from pdcluster_proxy.core.ports import CompanionPort, Engines
 from pdcluster_proxy.core.retry import RetryBudget, credit, take_retry
 from pdcluster_proxy.exchange.gate import Gate
 from pdcluster_proxy.exchange.journal import Journal
@@ -28,6 +28,10 @@ __all__ = ["Bounds", "Worker"]
 
 TICK_S = 0.1
 """How often the loop proves that it runs; the lease clock starts at the last proof."""
+
+
+MAX_MET = 10_000
+"""More pairs than any pool has in use; to forget one costs a pair its longer hand-off deadline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +82,7 @@ class Worker:
         *,
         workers: int,
         engines: Engines,
-        companion: Companion,
+        companion: CompanionPort,
         journal: Journal,
         rng: Random,
         nonce: str,
@@ -208,6 +212,8 @@ class Worker:
         alive = {(e.name, e.incarnation) for e in snapshot.endpoints}
         # Forget boots that are over, or the set would grow for ever.
         self._met = {pair for pair in self._met if pair[1:] in alive}
+        if len(self._met) > MAX_MET:  # Boots of P that are over can't be told from new ones.
+            self._met.clear()
         self._pool_changed.set()
         self._pool_changed = asyncio.Event()
 

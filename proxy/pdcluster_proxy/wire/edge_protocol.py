@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import urllib.parse
 import uuid
 from enum import Enum, auto
 from http import HTTPStatus
@@ -24,9 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 import httptools
 from typing_extensions import override
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from pdcluster_proxy.errors import RejectedError
+from pdcluster_proxy.wire.any_length import AnyLength
 from pdcluster_proxy.wire.connection_port import ConnectionPort
 from pdcluster_proxy.wire.edge_guard import (
     EdgeLimits,
@@ -34,13 +35,16 @@ from pdcluster_proxy.wire.edge_guard import (
     judge_head,
     judge_size,
     malformed,
+    pipeline_full,
     render,
     too_slow,
+    version_unsupported,
 )
 from pdcluster_proxy.wire.relay import RELAY_EXTENSION
+from pdcluster_proxy.wire.unread import UnreadAnswer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sized
 
     from uvicorn import Config
     from uvicorn._types import ASGI3Application
@@ -64,25 +68,39 @@ class _Phase(Enum):
     LINGER = auto()
 
 
-class _AnyLength(int):
-    """Content length of an answer that ends with the connection: no sum is too long or too short.
+def _rejection_of(error: httptools.HttpParserError) -> RejectedError:
+    if isinstance(error, httptools.HttpParserCallbackError):
+        cause = error.__context__
+        if isinstance(cause, RejectedError):
+            return cause
+        return malformed("its target is not valid")
+    if isinstance(error, httptools.HttpParserInvalidMethodError):
+        return RejectedError(
+            "The request's method is unknown.",
+            status_code=HTTPStatus.NOT_IMPLEMENTED,
+            code="method-unknown",
+        )
+    if "HTTP version" in str(error) or "PRI" in str(error):  # The latter begins HTTP/2.
+        return version_unsupported()
+    return malformed(str(error))
 
-    uvicorn chunks every answer of unknown length, which an HTTP/1.0 client cannot read.
+
+class _Flow(FlowControl):
+    """Flow control that reads nothing more while pipelined requests wait: each takes memory.
+
+    Args:
+        transport: The client's connection.
+        waiting: The requests that wait for their turn.
     """
 
-    @override
-    def __sub__(self, _other: object) -> _AnyLength:
-        return self
+    def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
+        super().__init__(transport)
+        self._waiting = waiting
 
     @override
-    def __lt__(self, _other: object) -> bool:
-        return False
-
-    @override
-    def __ne__(self, _other: object) -> bool:
-        return False
-
-    __hash__ = int.__hash__
+    def resume_reading(self) -> None:
+        if self.read_paused and not self._waiting:
+            super().resume_reading()
 
 
 class EdgeProtocol(HttpToolsProtocol):
@@ -95,6 +113,7 @@ class EdgeProtocol(HttpToolsProtocol):
         _loop: The event loop.
         limits: The guard's bounds.
         on_rejected: Called with the code of each rejection.
+        on_unread: Called for each client that is cut because it does not read its answer.
         hot: ASGI endpoints by path that POSTs reach without the application around them.
 
     Attributes:
@@ -112,16 +131,23 @@ class EdgeProtocol(HttpToolsProtocol):
         *,
         limits: EdgeLimits,
         on_rejected: Callable[[str], None],
+        on_unread: Callable[[], None],
         hot: Mapping[str, Any],  # ASGIApp; uvicorn types the same thing in its own way.
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._hot = hot
         self._limits = limits
         self._on_rejected = on_rejected
+        self._on_unread = on_unread
         # This is all the mutable state that we add.
         self._phase = _Phase.HEAD
         self._phase_since = time.monotonic()
         self._num_phase_bytes = 0
+        self._num_bare_bytes = 0  # Of a body's framing since the last byte of the body itself.
+        self._behind_since = 0.0
+        self._unread = UnreadAnswer(
+            grace_s=limits.read_grace_s, bytes_per_s=limits.read_bytes_per_s
+        )
         # One port for all requests: one of each request's own would be a reference cycle for the
         # garbage collector.
         self._extensions = {RELAY_EXTENSION: ConnectionPort(self)}
@@ -133,39 +159,55 @@ class EdgeProtocol(HttpToolsProtocol):
     # What the transport calls.
 
     @override
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # As uvicorn narrows it.
+        super().connection_made(transport)
+        self.flow = _Flow(transport, self.pipeline)
+
+    @override
     def data_received(self, data: bytes) -> None:
         phase = self._phase
         if phase is _Phase.LINGER:
             return
         if phase is not _Phase.ANSWER:
             self._num_phase_bytes += len(data)
+            self._num_bare_bytes += len(data)
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserCallbackError as error:
-            cause = error.__context__
-            if not isinstance(cause, RejectedError):
-                cause = malformed("its target is not valid")
-            self._reject(cause)
-        except httptools.HttpParserInvalidMethodError:
-            self._reject(
-                RejectedError(
-                    "The request's method is unknown.",
-                    status_code=HTTPStatus.NOT_IMPLEMENTED,
-                    code="method-unknown",
-                )
-            )
         except httptools.HttpParserUpgrade:
             # The parser has skipped any body, so what follows cannot be trusted as a request.
             self.cycle.keep_alive = False
         except httptools.HttpParserError as error:
-            self._reject(malformed(str(error)))
+            self._reject(_rejection_of(error))
         else:
-            if self._phase is _Phase.HEAD and self._num_phase_bytes > self._limits.head_bytes:
+            phase = self._phase
+            if phase is _Phase.HEAD:
+                is_too_large = self._num_phase_bytes > self._limits.head_bytes
+            else:
+                is_too_large = (
+                    phase is _Phase.BODY and self._num_bare_bytes > self._limits.head_bytes
+                )
+            if is_too_large:
                 self._reject(head_too_large(self._limits))
+
+    @override
+    def eof_received(self) -> bool:  # type: ignore[override]  # As asyncio has it.
+        """Answer what is asked already; but whoever leaves a long exchange half-closes too."""
+        cycle = self.answering
+        if (
+            self._phase is not _Phase.ANSWER
+            or cycle is None
+            or cycle is not self.cycle
+            or cycle.response_complete
+            or cycle.scope["method"] == "POST"
+        ):
+            return False
+        cycle.keep_alive = False
+        return True
 
     @override
     def pause_writing(self) -> None:
         super().pause_writing()
+        self._behind_since = time.monotonic()
         if self.relay is not None:
             self.relay.pause()
 
@@ -180,6 +222,10 @@ class EdgeProtocol(HttpToolsProtocol):
         relay, self.relay = self.relay, None
         if relay is not None:
             relay.client_gone()
+        answering = self.answering  # uvicorn tells the latest request, which may wait behind it.
+        if answering is not None and not answering.response_complete:
+            answering.disconnected = True
+            answering.message_event.set()
         super().connection_lost(exc)
         callbacks, self.gone_callbacks = self.gone_callbacks, []
         for callback in callbacks:
@@ -201,9 +247,12 @@ class EdgeProtocol(HttpToolsProtocol):
         """Do as uvicorn does, with the guard before and the relay's port after it."""
         method, version = self.parser.get_method(), self.parser.get_http_version()
         self._judge(method, version)
-        self._phase = _Phase.BODY  # Its time began with the head's: the clock is not asked again.
-        self._num_phase_bytes = 0
         scope = self._make_scope(method, version)
+        if len(self.pipeline) >= self._limits.num_waiting:
+            raise pipeline_full(self._limits)
+        # Nothing raises from here on: what is rejected in this phase has a cycle of its own.
+        self._phase = _Phase.BODY  # Its time began with the head's: the clock is not asked again.
+        self._num_phase_bytes = self._num_bare_bytes = 0
         earlier = self.cycle
         self.scope = scope
         self.cycle = cycle = RequestResponseCycle(
@@ -221,7 +270,7 @@ class EdgeProtocol(HttpToolsProtocol):
         )
         if version == "1.0":
             cycle.chunked_encoding = False
-            cycle.expected_content_length = _AnyLength()
+            cycle.expected_content_length = AnyLength()
         elif method != b"HEAD":
             scope["extensions"] = self._extensions
         if earlier is None or earlier.response_complete:
@@ -232,15 +281,15 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def _make_scope(self, method: bytes, version: str) -> Any:  # uvicorn's own typed dictionary.
         target = httptools.parse_url(self.url)
-        raw_path = target.path
-        path = raw_path.decode("ascii")
+        raw_path = target.path or b"/"
         return {
             "type": "http",
             "asgi": _ASGI,
             "http_version": version,
             "method": method.decode("ascii"),
             "scheme": self.scheme,
-            "path": urllib.parse.unquote(path) if "%" in path else path,
+            # As sent, unlike ASGI: "/v1%2Fcompletions" is not a route, for us or a proxy before us.
+            "path": raw_path.decode("ascii"),
             "raw_path": raw_path,
             "query_string": target.query or b"",
             "root_path": "",
@@ -249,6 +298,28 @@ class EdgeProtocol(HttpToolsProtocol):
             "client": self.client,
             "state": self.app_state.copy(),
         }
+
+    @override
+    def on_body(self, body: bytes) -> None:
+        self._num_bare_bytes = 0
+        cycle = self.cycle
+        if cycle.response_complete:
+            return
+        cycle.body += body
+        if len(cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        cycle.message_event.set()
+
+    def on_chunk_header(self) -> None:
+        """What follows the last chunk are trailers: no field of the request may come from there."""
+        self.headers = []
+
+    def on_chunk_complete(self) -> None:
+        """Judge the trailers, which are dropped."""
+        if self.headers:
+            if len(self.headers) > self._limits.num_fields:
+                raise head_too_large(self._limits)
+            judge_size(b"", self.headers, self._limits)
 
     @override
     def on_message_complete(self) -> None:
@@ -265,11 +336,13 @@ class EdgeProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
         if self.pipeline:
             cycle, app = self.pipeline.pop()
+            self.flow.resume_reading()
             self._start_asgi_task(cycle, app)
-        elif self._pending_rejection:
+            return
+        self.flow.resume_reading()
+        if self._pending_rejection:
             self._write_rejection(self._pending_rejection)
         elif self._phase is _Phase.BODY:  # The application answered without reading it all.
             self._linger()
@@ -292,7 +365,11 @@ class EdgeProtocol(HttpToolsProtocol):
         """Close or reject a connection that has used up its time."""
         elapsed = now - self._phase_since
         limits = self._limits
+        if self._phase is not _Phase.LINGER and self._check_reading(now):
+            return
         match self._phase:
+            case _Phase.HEAD if self.flow.read_paused:
+                self._phase_since = now
             case _Phase.HEAD if elapsed > limits.head_timeout_s:
                 if self._num_phase_bytes:
                     self._reject(too_slow(f"head within {limits.head_timeout_s:g} s"))
@@ -301,6 +378,8 @@ class EdgeProtocol(HttpToolsProtocol):
             case _Phase.BODY if self.flow.read_paused:
                 self._phase_since = now  # It is us who do not read.
                 self._num_phase_bytes = 0
+            case _Phase.BODY if elapsed > limits.body_timeout_s:
+                self._reject(too_slow(f"body within {limits.body_timeout_s:g} s"))
             case _Phase.BODY if (
                 elapsed > limits.body_grace_s
                 and self._num_phase_bytes < elapsed * limits.body_bytes_per_s
@@ -312,6 +391,29 @@ class EdgeProtocol(HttpToolsProtocol):
                 self.transport.abort()
             case _:
                 pass
+
+    def _check_reading(self, now: float) -> bool:
+        """Cut a client that does not read: a whole answer, a close, or an answer that waits for it.
+
+        A relay bounds that by itself.
+
+        Returns:
+            Whether there is nothing else to look at.
+        """
+        is_closing = self.transport.is_closing()
+        if is_closing:
+            since = 0.0
+        elif self._phase is _Phase.IDLE:
+            since = self._phase_since
+        elif self.flow.write_paused and self.relay is None:
+            since = self._behind_since
+        else:
+            return False
+        if self._unread.is_given_up(self.transport, now=now, since=since):
+            self.transport.abort()
+            self._on_unread()
+            return True
+        return is_closing
 
     # What the port calls.
 
@@ -330,19 +432,24 @@ class EdgeProtocol(HttpToolsProtocol):
     def _judge(self, method: bytes, version: str) -> None:
         """Judge a complete head. Raises :class:`RejectedError`."""
         limits = self._limits
+        is_http_1_0 = version == "1.0"
+        if version != "1.1" and not is_http_1_0:
+            raise version_unsupported()
         if self._num_phase_bytes > limits.head_bytes:  # Else it cannot be too large.
             judge_size(self.url, self.headers, limits)
         judge_head(
             method=method,
             target=self.url,
             fields=self.headers,
-            is_http_1_0=version == "1.0",
+            is_http_1_0=is_http_1_0,
             is_upgrade=self.parser.should_upgrade(),
             limits=limits,
         )
 
     def _reject(self, rejection: RejectedError) -> None:
         """Answer with an error, in turn where earlier requests are still being answered."""
+        if self._pending_rejection:
+            return  # One ends the connection; what comes behind it is dropped.
         self._on_rejected(rejection.code)
         answer = render(
             rejection,

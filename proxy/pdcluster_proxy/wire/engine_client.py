@@ -33,6 +33,9 @@ IDLE_LIMIT_S = 4.0
 SWEEP_INTERVAL_S = 1.0
 """Grain of all bounds but the connect timeout: they strike at most this much late, never early."""
 
+MAX_ADDRESSES = 1_000
+"""Addresses whose opened connections are counted; engines come and go under ever new ones."""
+
 
 class EngineClient:
     """All connections of this process to engines.
@@ -41,6 +44,7 @@ class EngineClient:
         idle_limit_s: Longest idle time of a pooled connection; keep it below the engines' own.
         sweep_interval_s: Seconds between two looks at all connections.
         on_opened: Called with the address of each connection that was opened.
+        socket: What a connection is made of.
     """
 
     def __init__(
@@ -49,7 +53,9 @@ class EngineClient:
         idle_limit_s: float = IDLE_LIMIT_S,
         sweep_interval_s: float = SWEEP_INTERVAL_S,
         on_opened: Callable[[Address], None] = lambda _address: None,
+        socket: type[EngineSocket] = EngineSocket,
     ) -> None:
+        self._socket = socket
         self._on_opened = on_opened
         self._idle_limit_s = idle_limit_s
         self._sweep_interval_s = sweep_interval_s
@@ -61,7 +67,7 @@ class EngineClient:
 
     @property
     def connections_opened(self) -> Mapping[Address, int]:
-        """Connections ever opened, per address: more than the load explains means no reuse."""
+        """Connections opened, per address: more than the load explains means no reuse."""
         return self._opened
 
     @property
@@ -109,7 +115,7 @@ class EngineClient:
         try:
             async with asyncio.timeout(timeout_s):
                 _, socket = await loop.create_connection(
-                    lambda: EngineSocket(address, on_idle=self._return, on_closed=self._forget),
+                    lambda: self._socket(address, on_idle=self._return, on_closed=self._forget),
                     address.host,
                     address.port,
                 )
@@ -122,6 +128,8 @@ class EngineClient:
                 f"Cannot connect to {address.host}:{address.port}: {error.strerror or error}."
             ) from error
         self._opened[address] += 1
+        if len(self._opened) > MAX_ADDRESSES:
+            del self._opened[next(iter(self._opened))]
         self._on_opened(address)
         self._open.add(socket)
         if self._sweeper is None:
@@ -142,12 +150,17 @@ class EngineClient:
 
     def _sweep(self) -> None:
         now = time.monotonic()
-        for socket in tuple(self._open):
-            socket.check(now=now, idle_limit_s=self._idle_limit_s)
         self._sweeper = None
-        if self._open:
-            loop = asyncio.get_running_loop()
-            self._sweeper = loop.call_later(self._sweep_interval_s, self._sweep)
+        try:
+            for socket in tuple(self._open):
+                socket.check(now=now, idle_limit_s=self._idle_limit_s)
+        finally:  # Else one fault would end every bound on an engine's silence.
+            if self._open:
+                loop = asyncio.get_running_loop()
+                self._sweeper = loop.call_later(self._sweep_interval_s, self._sweep)
+        # Engines come and go under ever new addresses.
+        for address in [address for address, idle in self._idle.items() if not idle]:
+            del self._idle[address]
 
 
 def request_head(

@@ -5,7 +5,7 @@ Pure. Four bytes, big-endian, then that many bytes of msgpack.
 
 from __future__ import annotations
 
-from pdcluster_proxy.errors import UpstreamFailureError
+from pdcluster_proxy.errors import LinkError
 
 __all__ = ["MAX_FRAME_BYTES", "FrameReader", "frame"]
 
@@ -34,7 +34,7 @@ class FrameReader:
         """Take the next bytes; give the payloads that are whole now.
 
         Raises:
-            UpstreamFailureError: A frame is longer than :data:`MAX_FRAME_BYTES`.
+            LinkError: A frame is longer than :data:`MAX_FRAME_BYTES`.
         """
         buffer = self._buffer
         buffer += data
@@ -43,7 +43,7 @@ class FrameReader:
         while len(buffer) - start >= _PREFIX_BYTES:
             size = int.from_bytes(buffer[start : start + _PREFIX_BYTES], "big")
             if size > MAX_FRAME_BYTES:
-                raise UpstreamFailureError(f"A frame of {size} bytes is over {MAX_FRAME_BYTES}.")
+                raise LinkError(f"A frame of {size} bytes is over {MAX_FRAME_BYTES}.")
             end = start + _PREFIX_BYTES + size
             if len(buffer) < end:
                 break

@@ -1,7 +1,7 @@
 """The worker's side of the link to its companion.
 
-Shell. Implements :class:`~pdcluster_proxy.core.ports.Companion`. What the worker reports is summed
-up and sent in one message a few milliseconds later; nothing here ever waits for the companion.
+Shell. Implements :class:`~pdcluster_proxy.core.ports.CompanionPort`. What the worker reports is
+summed up and sent in one message a few milliseconds later; nothing here waits for the companion.
 While it is away the worker goes on with its last snapshot, and what it would have reported is kept
 within bounds. Open legs are told as absolute numbers, all of them at the start of a connection, so
 that a lost report heals itself.
@@ -18,17 +18,18 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 from typing_extensions import override
 
+from pdcluster_proxy.background import kept_up
 from pdcluster_proxy.core.messages import (
-    Drain,
+    DrainNotice,
     LeaseStep,
     Outcome,
     OutcomeKind,
+    PoolNotice,
     PoolSnapshot,
-    Snapshot,
     ToWorker,
 )
 from pdcluster_proxy.core.reporting import PendingReport
-from pdcluster_proxy.errors import UpstreamFailureError
+from pdcluster_proxy.errors import LinkError
 from pdcluster_proxy.wire.frames import FrameReader, frame
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ class CompanionLink:
 
     def start(self) -> None:
         """Connect, and reconnect for ever."""
-        self._task = asyncio.get_running_loop().create_task(self._stay_connected())
+        self._task = asyncio.get_running_loop().create_task(kept_up(self._stay_connected))
 
     async def close(self) -> None:
         """Send what is left, then close."""
@@ -158,12 +159,12 @@ class CompanionLink:
     def receive(self, message: ToWorker) -> None:
         """Take one message of the companion."""
         match message:
-            case Snapshot(pool):
+            case PoolNotice(pool):
                 self.snapshot = pool
                 self._has_snapshot.set()
                 for callback in self._callbacks:
                     callback(pool)
-            case Drain():
+            case DrainNotice():
                 self.is_draining = True
 
     # Inside.
@@ -260,7 +261,7 @@ class _Wire(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             messages = [self._decoder.decode(payload) for payload in self._reader.feed(data)]
-        except (UpstreamFailureError, msgspec.DecodeError):
+        except (LinkError, msgspec.DecodeError):
             _LOG.exception("companion.message.failed")
             self.close()
             return

@@ -17,7 +17,7 @@ import msgspec
 from typing_extensions import override
 
 from pdcluster_proxy.core.messages import Report, ToWorker
-from pdcluster_proxy.errors import UpstreamFailureError
+from pdcluster_proxy.errors import LinkError
 from pdcluster_proxy.wire.frames import FrameReader, frame
 
 __all__ = ["LinkServer", "WorkerPeer", "WorkerWatcher"]
@@ -87,7 +87,7 @@ class WorkerPeer(asyncio.Protocol):
         try:
             for payload in self._reader.feed(data):
                 self._watcher.reported(self, self._decoder.decode(payload))
-        except (UpstreamFailureError, msgspec.DecodeError):
+        except (LinkError, msgspec.DecodeError):
             _LOG.exception("link.report.failed")
             self.close()
 

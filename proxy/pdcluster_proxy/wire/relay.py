@@ -179,7 +179,7 @@ async def relay_stream(
     """Start the response and relay the engine's whole event stream into it.
 
     The response is left open: call :func:`end_stream`, unless the client is gone. The connection is
-    over either way: pooled where its body ended, closed where not.
+    pooled where its body ended, else closed.
 
     Args:
         scope: Of the request.
@@ -199,8 +199,7 @@ async def relay_stream(
         raise TypeError(f"Only connections of EngineClient can be relayed, not {connection!r}.")
     try:
         port, outbox = _client_port(scope), _Outbox()
-        start: Message = {"type": "http.response.start", "status": status, "headers": headers}
-        if not await _sent(send, start, port, flush_s):
+        if not await _sent(send, _start_of(status, headers), port, flush_s):
             connection.abort()
             return _NEVER_BEGUN
         relay = connection.prepare_relay(
@@ -249,8 +248,7 @@ async def answer(
     port = _client_port(scope)
     if port is not None and port.answer(status, headers, body):
         return
-    start: Message = {"type": "http.response.start", "status": status, "headers": list(headers)}
-    if await _sent(send, start, port, flush_s):
+    if await _sent(send, _start_of(status, list(headers)), port, flush_s):
         await send({"type": "http.response.body", "body": body})
 
 
@@ -282,6 +280,10 @@ async def end_stream(
         return
     if not is_last and port is not None:
         port.close()
+
+
+def _start_of(status: int, headers: list[tuple[bytes, bytes]]) -> Message:
+    return {"type": "http.response.start", "status": status, "headers": headers}
 
 
 async def _sent(send: Send, message: Message, port: ClientPort | None, flush_s: float) -> bool:

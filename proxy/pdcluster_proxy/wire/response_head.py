@@ -55,6 +55,8 @@ def parse_head(raw: bytes) -> ParsedHead | None:
     """
     start = 0
     while True:
+        while raw.startswith((b"\r", b"\n"), start):  # llhttp, too, passes over empty lines.
+            start += 1
         end = raw.find(b"\r\n\r\n", start)
         if end < 0:
             return None

@@ -41,6 +41,7 @@ class EdgeServer(uvicorn.Server):
         limits: The guard's bounds.
         grace_s: How long running requests may take to finish once it is stopped.
         on_rejected: Called with the code of each request rejected below the application.
+        on_unread: Called for each client that is cut because it does not read its answer.
         hot: ASGI endpoints by path that POSTs reach directly: the application's own routing and
             error handling cost a tenth of a small request, and these endpoints need neither.
     """
@@ -52,10 +53,15 @@ class EdgeServer(uvicorn.Server):
         limits: EdgeLimits | None = None,
         grace_s: float = 30.0,
         on_rejected: Callable[[str], None] = lambda _code: None,
+        on_unread: Callable[[], None] = lambda: None,
         hot: Mapping[str, ASGIApp] = MappingProxyType({}),
     ) -> None:
         protocol: Any = functools.partial(  # uvicorn asks for a class but only calls it.
-            EdgeProtocol, limits=limits or EdgeLimits(), on_rejected=on_rejected, hot=hot
+            EdgeProtocol,
+            limits=limits or EdgeLimits(),
+            on_rejected=on_rejected,
+            on_unread=on_unread,
+            hot=hot,
         )
         super().__init__(
             uvicorn.Config(

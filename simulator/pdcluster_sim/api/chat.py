@@ -16,7 +16,13 @@ from typing_extensions import override
 from pdcluster_sim.api.endpoint import GeneratingEndpoint, Work
 from pdcluster_sim.api.generating import Answer, Delta, sse
 from pdcluster_sim.api.logprobs import chat_logprobs
-from pdcluster_sim.api.sampling import chat_tokens, check_model, engine_requests, read_sampling
+from pdcluster_sim.api.sampling import (
+    chat_tokens,
+    check_logprobs,
+    check_model,
+    engine_requests,
+    read_sampling,
+)
 from pdcluster_sim.api.schemas import ChatRequest
 from pdcluster_sim.api.tools import check_tool_fields, check_tool_parsing
 
@@ -60,6 +66,7 @@ class ChatApi(GeneratingEndpoint[ChatRequest]):
         check_model(body.model, settings.served_names)
         check_tool_parsing(body, parses_tools=settings.parses_tools)
         cap = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        check_logprobs(body.top_logprobs if body.logprobs else None, most=settings.max_logprobs)
         sampling = read_sampling(body, max_tokens=cap, max_model_len=settings.max_model_len)
         prompt = chat_tokens(body)
         api_id = context.api_id(request, "chatcmpl")

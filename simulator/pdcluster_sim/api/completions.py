@@ -16,6 +16,7 @@ from pdcluster_sim.api.endpoint import GeneratingEndpoint, Work
 from pdcluster_sim.api.generating import Answer, Delta
 from pdcluster_sim.api.logprobs import completion_logprobs
 from pdcluster_sim.api.sampling import (
+    check_logprobs,
     check_model,
     completion_prompts,
     engine_requests,
@@ -55,6 +56,7 @@ class CompletionsApi(GeneratingEndpoint[CompletionRequest]):
     ) -> Work[CompletionRequest]:
         context, settings = self._context, self._context.settings
         check_model(body.model, settings.served_names)
+        check_logprobs(body.logprobs, most=settings.max_logprobs)
         sampling = read_sampling(
             body, max_tokens=body.max_tokens, max_model_len=settings.max_model_len
         )

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Sampling",
     "chat_tokens",
+    "check_logprobs",
     "check_model",
     "check_stream_options",
     "completion_prompts",
@@ -79,6 +80,26 @@ def check_stream_options(body: SamplingFields) -> None:
         raise bad_request(
             "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
             param="stream_options",
+        )
+
+
+def check_logprobs(wanted: int | None, *, most: int) -> None:
+    """Check the number of log probabilities per token; -1 stands for the whole vocabulary.
+
+    Args:
+        wanted: What the client asks for, or None.
+        most: What ``--max-logprobs`` allows.
+
+    Raises:
+        RequestRejectedError: It is more than that, status 400.
+    """
+    number = VOCABULARY_SIZE if wanted == -1 else wanted or 0
+    most = VOCABULARY_SIZE if most == -1 else most
+    if number > most:
+        raise bad_request(
+            f"Requested sample logprobs of {number}, which is greater than max allowed: {most} "
+            f"(parameter=logprobs, value={number})",
+            param="logprobs",
         )
 
 

@@ -435,7 +435,11 @@ async def test_a_client_that_leaves_anywhere_leaves_nothing_behind(
         # D has it or has read it: only where nobody can read any more is the lease released.
         expected = {"prefill": [], "between": [True], "connecting": [True]}
         assert expected.get(point, [False]) == ends
-        assert ("requests_total", ("completions", "499", ""), 1.0) in made.companion.counts
+        assert (
+            "requests_total",
+            ("completions", "499", "client-gone"),
+            1.0,
+        ) in made.companion.counts
 
 
 async def test_a_client_that_leaves_the_queue_frees_its_place() -> None:
@@ -563,6 +567,13 @@ async def test_decode_prefills_locally_only_where_it_is_allowed_to() -> None:
             415,
             "content-encoding",
         ),
+        (
+            request_bytes().replace(
+                b"host: h", b"host: h\r\ncontent-encoding: gzip\r\ncontent-encoding: identity"
+            ),
+            415,
+            "content-encoding",
+        ),
         (request_bytes(kv_transfer_params={"remote_host": "h"}), 400, "invalid-request"),
         (request_bytes(model="other"), 404, "model-not-found"),
         (request_bytes(prompt="x" * 5000), 413, "body-too-large"),
@@ -574,3 +585,38 @@ async def test_bad_requests_are_rejected_before_any_leg(raw: bytes, status: int,
         assert (status, code) == (answer.status, answer.code)
         assert code == answer.headers["x-pdcluster-reason"]
         assert 0 == made.prefill[0].num_connections
+
+
+@pytest.mark.parametrize("coding", [b"Identity", b"identity, identity", b""])
+async def test_a_body_that_says_it_is_not_compressed_is_taken(coding: bytes) -> None:
+    async with rig([P_OK], [D_OK]) as made:
+        raw = request_bytes().replace(b"host: h", b"host: h\r\ncontent-encoding: " + coding)
+        assert 200 == (await ask(made, raw=raw)).status
+
+
+async def test_a_trailer_names_no_request() -> None:
+    async with rig([P_OK], [D_OK]) as made:
+        _, _, body = request_bytes().partition(b"\r\n\r\n")
+        raw = (
+            b"POST /v1/completions HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n"
+            b"%x\r\n%b\r\n0\r\nx-request-id: trailer-1\r\ncontent-encoding: gzip\r\n\r\n"
+        ) % (len(body), body)
+        answer = await ask(made, raw=raw)
+        assert 200 == answer.status
+        assert "trailer-1" != answer.headers["x-request-id"]
+
+
+async def test_unfinished_bodies_of_a_worker_are_bounded_together() -> None:
+    async with rig([P_OK], [D_OK]) as made:
+        made.unfinished.limit_bytes = 1000
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: h\r\ncontent-length: 2000\r\n\r\n"
+        _, first = await made.edge.open()
+        first.write(head + b"x" * 900)
+        await eventually(lambda: made.unfinished.num_bytes == 900)
+        answer = await ask(made, raw=head + b"x" * 101)
+        assert (503, "bodies-full") == (answer.status, answer.code)
+        assert "1" == answer.headers["retry-after"]
+        assert made.unfinished.num_bytes == 900
+        assert 200 == (await ask(made)).status  # What comes in one piece takes no such place.
+        first.close()
+        await eventually(lambda: made.unfinished.num_bytes == 0)

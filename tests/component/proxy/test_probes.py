@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 
+import pytest
 from tests.support.edge import Edge, edge
 from tests.support.exchange_rig import Recorder, WatchedEngines, config
 
@@ -65,3 +66,29 @@ async def test_a_draining_worker_is_not_ready_but_alive() -> None:
         companion.is_draining = True
         assert (503, {"status": "draining"}) == await get(server, "/readyz")
         assert 200 == (await get(server, "/healthz"))[0]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/healthz/",
+        "/v1/completions/",
+        "/v1%2Fmodels",
+        "/%76%31/models",
+        "/v1%2Fcompletions",
+        "//v1/models",
+        "/healthz%00",
+    ],
+)
+async def test_only_a_path_as_it_is_written_down_is_a_route(path: str) -> None:
+    async with served(endpoint("p1"), endpoint("d1")) as (server, _):
+        status, body = await get(server, path)
+        error = body["error"]
+        assert isinstance(error, dict)
+        assert (404, "unknown-route") == (status, error["code"])
+
+
+async def test_a_model_s_name_may_be_quoted() -> None:
+    async with served() as (server, _):
+        assert 200 == (await get(server, "/v1/models/%6d"))[0]
+        assert 404 == (await get(server, "/v1/models/%256d"))[0]

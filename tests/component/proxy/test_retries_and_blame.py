@@ -167,6 +167,25 @@ async def test_an_engine_that_is_silent_within_our_time_is_blamed(
         assert [name] == blamed(made)
 
 
+async def test_a_connect_that_our_deadline_cuts_short_blames_no_engine() -> None:
+    rigs: list[Rig] = []
+
+    async def at_the_last_moment(peer: Peer) -> None:
+        await peer.request()
+        rigs[0].pass_time(60.0)
+        await peer.send(prefill_answer())
+        await peer.until_closed()
+
+    async with rig([at_the_last_moment], [D_OK, D_OK], within(request_s=60.0)) as made:
+        rigs.append(made)
+        answer = await ask(made)
+        assert (504, "request-timeout") == (answer.status, answer.code)
+        assert [] == blamed(made)
+        failures = [labels for name, labels, _ in made.companion.counts if "leg_failures" in name]
+        assert ("decode", "decode-unreachable") not in failures
+        made.assert_nothing_is_left()
+
+
 # A bug of ours --------------------------------------------------------------------------------
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import json
+import re
 import threading
 from collections.abc import AsyncIterator
 from random import Random
@@ -14,7 +16,12 @@ import pytest
 from tests.support.exchange_rig import Recorder, WatchedEngines, config
 from tests.support.scripted_engine import eventually
 
-from pdcluster_proxy.exchange.journal import MAX_BUFFERED_BYTES, ExchangeRecord, Journal
+from pdcluster_proxy.exchange.journal import (
+    MAX_BUFFERED_BYTES,
+    ExchangeRecord,
+    Journal,
+    time_of_day,
+)
 from pdcluster_proxy.exchange.worker import Worker
 
 RECORD = ExchangeRecord(event="exchange.complete", request_id="r" * 1000)
@@ -125,11 +132,23 @@ async def test_lines_that_come_while_others_are_written_are_kept_in_order() -> N
             for number in range(2, 50):
                 worker.journal.write(ExchangeRecord(request_id=str(number)))
             log.goes_on.set()
-            expected = b"".join(b'{"request_id":"%d"}\n' % number for number in range(1, 50))
-            await eventually(lambda: log.getvalue() == expected)
+            await eventually(lambda: log.getvalue().count(b"\n") == 49)
+            lines = [json.loads(line) for line in log.getvalue().splitlines()]
+            assert [str(number) for number in range(1, 50)] == [x["request_id"] for x in lines]
             assert 0 == worker.journal.num_dropped
     finally:
         log.goes_on.set()
+
+
+def test_a_line_says_when_it_was_written_as_other_lines_do() -> None:
+    out = io.BytesIO()
+    journal = Journal(out, now=lambda: "2026-11-29 12:00:00,123")
+    journal.write(ExchangeRecord(event="exchange.complete"))
+    journal.flush()
+    line = json.loads(out.getvalue())
+    assert list(line) == ["time", "level", "event"]
+    assert line["time"] == "2026-11-29 12:00:00,123"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}", time_of_day())
 
 
 @pytest.mark.parametrize("out", [None, io.BytesIO()])

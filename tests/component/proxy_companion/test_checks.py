@@ -67,7 +67,7 @@ class Reader:
         return answer
 
 
-def engine(name: str, url: str) -> EndpointConfig:
+def engine(name: str, url: str, **fields: object) -> EndpointConfig:
     return EndpointConfig.model_validate(
         {
             "name": name,
@@ -75,6 +75,7 @@ def engine(name: str, url: str) -> EndpointConfig:
             "url": url,
             "sideChannel": "10.0.0.1:5600",
             "revision": "r1",
+            **fields,
         }
     )
 
@@ -88,7 +89,7 @@ class Rig:
     def __init__(self, timing: CheckTiming = TIMING) -> None:
         self.watcher = Watcher()
         self.reader = Reader()
-        self.checker = Checker(self.reader, self.watcher, timing)
+        self.checker = Checker(self.reader, self.watcher, lease_duration_s=30, timing=timing)
 
 
 @pytest.fixture
@@ -174,10 +175,52 @@ async def test_the_real_reader_over_the_pool() -> None:
     engines = EngineClient()
     watcher = Watcher()
     async with scripted_engine(serve) as found:
-        checker = Checker(HttpReader(make_client(engines)), watcher, TIMING)
+        checker = Checker(
+            HttpReader(make_client(engines)), watcher, lease_duration_s=30, timing=TIMING
+        )
         checker.follow([engine("p-0", f"http://{found.address.host}:{found.address.port}")])
         await eventually(lambda: len(watcher.passed) >= 3 and "p-0" in watcher.figures)
         assert found.num_connections == 1
     await eventually(lambda: ("p-0", True) in watcher.failed)
     await checker.close()
     await engines.close()
+
+
+async def test_a_check_that_ends_by_itself_is_told_to_whoever_keeps_the_checks(rig: Rig) -> None:
+    class Broken(Watcher):
+        def check_passed(self, endpoint: str) -> None:
+            raise RuntimeError(f"a bug with {endpoint}")
+
+    rig.checker = Checker(rig.reader, Broken(), lease_duration_s=30, timing=TIMING)
+    kept = asyncio.create_task(rig.checker.run())
+    rig.checker.follow([ONE, TWO])
+    rig.checker.follow([TWO])  # What is not followed any more has not failed.
+    with pytest.raises(RuntimeError, match="a bug with p-1"):
+        async with asyncio.timeout(10):
+            await kept
+
+
+async def test_checks_that_are_replaced_or_closed_have_not_failed(rig: Rig) -> None:
+    kept = asyncio.create_task(rig.checker.run())
+    rig.checker.follow([ONE, TWO])
+    await eventually(lambda: {"p-0", "p-1"} <= set(rig.watcher.passed))
+    rig.checker.follow([ONE])
+    await rig.checker.close()
+    assert not kept.done()
+    kept.cancel()
+
+
+async def test_answers_are_bounded_by_the_shortest_lease_of_all_that_are_checked() -> None:
+    bounds: list[float] = []
+
+    class Slow:
+        async def get(self, url: str, *, timeout_s: float) -> Answer:
+            assert url
+            bounds.append(timeout_s)
+            return OK
+
+    checker = Checker(Slow(), Watcher(), lease_duration_s=30)
+    checker.follow([ONE, engine("p-1", "http://10.0.0.1:2", leaseDurationSeconds=6)])
+    await eventually(lambda: len(bounds) >= 2)
+    await checker.close()
+    assert set(bounds) == {1.0}

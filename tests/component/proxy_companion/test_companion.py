@@ -9,10 +9,16 @@ from collections.abc import Iterable
 import pytest
 
 from pdcluster_api.proxy_config import EndpointConfig, EndpointsFile, ProxyConfig
-from pdcluster_proxy.companion.companion import PUSH_INTERVAL_S, Companion
+from pdcluster_proxy.companion.companion import (
+    GONE_SERIES_S,
+    PUSH_INTERVAL_S,
+    SETTLE_S,
+    SWEEP_INTERVAL_S,
+    Companion,
+)
 from pdcluster_proxy.companion.exposition import EngineFigures
 from pdcluster_proxy.core.messages import (
-    Drain,
+    DrainNotice,
     EndpointState,
     HistogramIncrement,
     InFlight,
@@ -22,11 +28,12 @@ from pdcluster_proxy.core.messages import (
     Outcome,
     OutcomeKind,
     PairMet,
+    PoolNotice,
     PoolSnapshot,
     Report,
-    Snapshot,
     ToWorker,
 )
+from pdcluster_proxy.core.picker import make_pool
 from pdcluster_proxy.metrics import METRICS
 
 GRANTED, HANDED_OFF, ENDED = LeaseStepKind
@@ -43,7 +50,7 @@ class Worker:
 
     @property
     def pools(self) -> list[PoolSnapshot]:
-        return [message.pool for message in self.got if isinstance(message, Snapshot)]
+        return [message.pool for message in self.got if isinstance(message, PoolNotice)]
 
 
 class Checks:
@@ -63,7 +70,7 @@ class Checks:
 class Rig:
     """A companion with one pair, READY, and one worker."""
 
-    def __init__(self, *, num_workers: int = 1, passed: bool = True) -> None:
+    def __init__(self, *, num_workers: int = 1, passed: bool = True, listed: bool = True) -> None:
         self.now = 100.0
         config = ProxyConfig.model_validate(
             {
@@ -81,14 +88,15 @@ class Rig:
         self.companion = Companion(config, num_workers=num_workers, clock=lambda: self.now)
         self.checks = Checks()
         self.companion.check_with(self.checks)
-        self.discover("p-0", "p-1", "d-0", "d-1")
-        if passed:
+        if listed:
+            self.discover("p-0", "p-1", "d-0", "d-1")
+        if listed and passed:
             for name in ("p-0", "p-1", "d-0", "d-1"):
                 self.companion.check_passed(name)
         self.worker = Worker()
         self.companion.joined(self.worker)
 
-    def discover(self, *names: str) -> None:
+    def discover(self, *names: str, draining: str = "") -> None:
         engines = [
             {
                 "name": name,
@@ -96,6 +104,7 @@ class Rig:
                 "url": f"http://10.0.0.1:80{name[-1]}0",
                 "sideChannel": "10.0.0.1:5600",
                 "revision": "r1",
+                "draining": name == draining,
             }
             for name in names
         ]
@@ -121,6 +130,44 @@ def test_a_worker_gets_the_pool_when_it_joins() -> None:
     (pool,) = Rig().worker.pools
     assert [view.name for view in pool.endpoints] == ["p-0", "p-1", "d-0", "d-1"]
     assert {view.state for view in pool.endpoints} == {EndpointState.READY}
+
+
+def test_workers_of_an_earlier_companion_keep_their_pool_until_the_new_one_knows_it() -> None:
+    rig = Rig(listed=False)
+    rig.now += 60.0
+    rig.companion.pulse()  # The list may be long in coming.
+    rig.discover("p-0", "d-0")
+    rig.companion.check_passed("p-0")
+    assert rig.worker.pools == []
+    rig.companion.check_failed("d-0", "refused", unreached=True)
+    (pool,) = rig.worker.pools
+    states = [view.state for view in pool.endpoints]
+    assert states == [EndpointState.READY, EndpointState.UNPROVEN]
+
+
+def test_an_engine_that_hangs_keeps_the_pool_from_workers_for_a_short_while_only() -> None:
+    rig = Rig(passed=False)
+    rig.companion.check_passed("p-0")
+    rig.now += SETTLE_S - 0.1
+    rig.companion.pulse()
+    assert rig.worker.pools == []
+    rig.now += 0.1
+    rig.companion.pulse()
+    assert [view.name for view in rig.worker.pools[-1].endpoints] == ["p-0", "p-1", "d-0", "d-1"]
+
+
+def test_an_engine_that_leaves_unchecked_is_not_waited_for() -> None:
+    rig = Rig(passed=False)
+    for name in ("p-0", "p-1", "d-0"):
+        rig.companion.check_passed(name)
+    rig.discover("p-0", "p-1", "d-0")
+    assert len(rig.worker.pools[-1].endpoints) == 3
+
+
+def test_a_list_without_engines_is_told() -> None:
+    rig = Rig(listed=False)
+    rig.discover()
+    assert [pool.endpoints for pool in rig.worker.pools] == [()]
 
 
 def test_a_change_of_state_is_pushed_at_once() -> None:
@@ -278,6 +325,31 @@ def test_the_proxy_is_ready_once_all_workers_and_a_pair_are() -> None:
     assert rig.companion.hindrances() == ()
 
 
+def test_both_readiness_probes_agree_where_ejected_engines_serve_in_a_panic() -> None:
+    rig = Rig()
+    rig.report(outcomes=(Outcome("p-0", OutcomeKind.FAILED_LOCALLY),))
+    rig.discover("p-0", "p-1", "d-0", draining="p-1")
+    assert [rig.state(name).value for name in ("p-0", "p-1")] == ["ejected", "draining"]
+    pool = make_pool(rig.worker.pools[-1])
+    assert [[view.name for view in pool.prefill], pool.revisions] == [["p-0"], {"r1"}]
+    assert rig.companion.hindrances() == ()
+    rig.discover("p-0", "p-1", "d-0", draining="p-0")  # Back is p-1, and p-0 is both.
+    assert [view.name for view in make_pool(rig.worker.pools[-1]).prefill] == ["p-1"]
+    rig.discover("p-0", "d-0", draining="p-0")
+    assert not make_pool(rig.worker.pools[-1]).revisions
+    (told,) = rig.companion.hindrances()
+    assert "prefill: 1 draining" in told
+    assert rig.companion.state().engines[0].draining
+
+
+def test_an_engine_that_was_never_seen_to_work_serves_not_even_in_a_panic() -> None:
+    rig = Rig(passed=False)
+    rig.now += SETTLE_S
+    rig.companion.pulse()
+    assert not make_pool(rig.worker.pools[-1]).revisions
+    assert len(rig.companion.hindrances()) == 1
+
+
 def test_readiness_tells_engines_that_are_new_from_engines_that_are_out() -> None:
     rig = Rig()
     rig.discover("p-0", "p-1", "p-2", "p-3")
@@ -287,7 +359,7 @@ def test_readiness_tells_engines_that_are_new_from_engines_that_are_out() -> Non
     assert rig.companion.hindrances() == (f"no pair of one revision is ready ({told})",)
 
 
-def test_people_see_new_engines_as_unproven_and_workers_as_ejected(
+def test_everybody_sees_new_engines_as_unproven(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -299,7 +371,7 @@ def test_people_see_new_engines_as_unproven_and_workers_as_ejected(
         ("d-0", "unproven"),
         ("d-1", "unproven"),
     ]
-    assert rig.state("p-1") is EndpointState.EJECTED
+    assert rig.state("p-1") is EndpointState.UNPROVEN
     changes = [vars(r) for r in caplog.records if r.message == "endpoint.changed"]
     assert {(c["from"], c["to"], c["levelname"]) for c in changes} == {
         ("", "unproven", "INFO"),
@@ -325,10 +397,10 @@ def test_a_draining_proxy_is_not_ready_and_tells_every_worker_once() -> None:
     rig.companion.drain()
     rig.companion.drain()
     assert rig.companion.hindrances() == ("draining",)
-    assert rig.worker.got.count(Drain()) == 1
+    assert rig.worker.got.count(DrainNotice()) == 1
     late = Worker()
     rig.companion.joined(late)
-    assert late.got[-1] == Drain()
+    assert late.got[-1] == DrainNotice()
     assert rig.companion.state().draining
 
 
@@ -399,6 +471,54 @@ def test_a_report_that_fits_no_metric_is_counted_and_harms_nothing(
     rig = Rig()
     rig.report(**fields)
     assert exported(rig)["malformed_reports_total"] == 1.0
+
+
+def test_the_figures_of_an_engine_that_is_gone_leave_after_a_while() -> None:
+    rig = Rig()
+    opened = ("connections_opened_total", ("p-1",), 1.0)
+    rig.report(counters=(opened, ("connections_opened_total", ("",), 1.0)))
+    rig.discover("p-0", "d-0", "d-1")
+
+    def of(name: str) -> list[str]:
+        return [line for line in exported(rig) if f'endpoint="{name}"' in line]
+
+    def sweep(after_s: float) -> None:
+        rig.now += after_s
+        rig.companion.pulse()
+
+    sweep(SWEEP_INTERVAL_S)
+    sweep(GONE_SERIES_S - 1.0)
+    assert 'endpoint_transitions_total{endpoint="p-1",from="ready",to="gone"}' in of("p-1")
+    assert 'connections_opened_total{endpoint="p-1"}' in of("p-1")
+    sweep(1.0)
+    assert [] == of("p-1")
+    assert of("p-0")
+    assert of("")
+    # A leg that ends very late is told of all the same, and leaves in its turn.
+    rig.report(counters=(opened,))
+    sweep(SWEEP_INTERVAL_S)
+    assert of("p-1")
+    sweep(GONE_SERIES_S)
+    assert [] == of("p-1")
+
+
+def test_an_engine_that_comes_back_keeps_its_figures() -> None:
+    rig = Rig()
+    rig.discover("p-0", "d-0")
+    rig.now += GONE_SERIES_S - 1.0
+    rig.companion.pulse()
+    rig.discover("p-0", "p-1", "d-0")
+    rig.now += GONE_SERIES_S
+    rig.companion.pulse()
+    assert any('endpoint="p-1"' in line and "transitions" in line for line in exported(rig))
+
+
+def test_reports_that_fit_no_metric_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    for _ in range(3):
+        rig.report(counters=(("no_such_total", (), 1.0),))
+    assert [r.message for r in caplog.records].count("report.malformed") == 1
+    assert exported(rig)["malformed_reports_total"] == 3.0
 
 
 def test_labels_are_bounded() -> None:

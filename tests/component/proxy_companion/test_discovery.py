@@ -12,7 +12,8 @@ import pytest
 from tests.support.scripted_engine import eventually
 
 from pdcluster_api.proxy_config import EndpointsFile
-from pdcluster_proxy.companion.discovery import FileDiscovery
+from pdcluster_lease.errors import ConfigurationError
+from pdcluster_proxy.companion.discovery import FileDiscovery, parse_endpoints
 
 
 class Watcher:
@@ -128,3 +129,23 @@ async def test_a_running_discovery_finds_changes_by_itself(path: Path) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+@pytest.mark.parametrize("start", [b'{"endpoints":', b"endpoints: "])
+def test_a_file_that_is_nested_too_deep_is_a_file_that_cannot_be_used(start: bytes) -> None:
+    with pytest.raises(ConfigurationError, match="nested too deep"):
+        parse_endpoints(start + b"[" * 100_000, where="file")
+
+
+@pytest.mark.parametrize("lease_s", [0, 1, 5])
+def test_a_lease_that_no_engine_can_grant_is_found_when_the_file_is_read(lease_s: int) -> None:
+    engine = {
+        "name": "p-0",
+        "role": "prefill",
+        "url": "http://10.0.0.1:8000",
+        "sideChannel": "10.0.0.1:5600",
+        "revision": "r1",
+        "leaseDurationSeconds": lease_s,
+    }
+    with pytest.raises(ConfigurationError, match=r"leaseDurationSeconds: .* equal to 6"):
+        parse_endpoints(json.dumps({"endpoints": [engine]}).encode(), where="file")

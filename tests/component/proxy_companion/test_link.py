@@ -12,15 +12,15 @@ import pytest
 from tests.support.scripted_engine import eventually
 
 from pdcluster_proxy.core.messages import (
-    Drain,
+    DrainNotice,
     InFlight,
     LeaseStep,
     LeaseStepKind,
     Outcome,
     OutcomeKind,
+    PoolNotice,
     PoolSnapshot,
     Report,
-    Snapshot,
 )
 from pdcluster_proxy.core.reporting import MAX_PENDING
 from pdcluster_proxy.wire.frames import frame
@@ -40,7 +40,7 @@ class Watcher:
 
     def joined(self, worker: WorkerPeer) -> None:
         self.peers.append(worker)
-        worker.send(Snapshot(PoolSnapshot(seq=len(self.peers))))
+        worker.send(PoolNotice(PoolSnapshot(seq=len(self.peers))))
 
     def reported(self, worker: WorkerPeer, report: Report) -> None:
         assert worker in self.peers
@@ -94,13 +94,32 @@ async def test_without_a_companion_the_first_snapshot_does_not_come(link: Compan
     assert not await link.first_snapshot(timeout_s=0.05)
 
 
+async def test_a_fault_in_the_links_own_loop_costs_one_connection_and_not_the_link(
+    name: str, link: CompanionLink, caplog: pytest.LogCaptureFixture
+) -> None:
+    faults = [RuntimeError("a bug")]
+
+    def sample() -> tuple[int, int]:
+        if faults:
+            raise faults.pop()
+        return 0, 0
+
+    link.sample_with(sample)
+    watcher = Watcher()
+    async with listening(name, watcher):
+        link.start()
+        await eventually(lambda: not faults and bool(watcher.reports))
+        assert link.snapshot.seq >= 1
+        assert "background.failed" in [record.message for record in caplog.records]
+
+
 async def test_a_drain_is_told(name: str, link: CompanionLink) -> None:
     watcher = Watcher()
     async with listening(name, watcher):
         link.start()
         await eventually(lambda: bool(watcher.peers))
         assert not link.is_draining
-        watcher.peers[0].send(Drain())
+        watcher.peers[0].send(DrainNotice())
         await eventually(lambda: link.is_draining)
 
 

@@ -20,6 +20,7 @@ from tests.support.scripted_engine import (
     STREAM_HEAD,
     Peer,
     chunk,
+    eventually,
     json_answer,
     scripted_engine,
 )
@@ -204,7 +205,7 @@ async def test_a_stream_passes_and_is_counted(tmp_path: Path) -> None:
                 if b'requests_total{code="",route="chat",status="200"} 1.0' in page.body:
                     break
                 await asyncio.sleep(0.05)
-        assert b'connections_opened_total{address="127.0.0.1:' in page.body
+        assert b'connections_opened_total{endpoint="p-0"} 1.0' in page.body
         assert b'leases_held{endpoint="p-0"} 0.0' in page.body
 
 
@@ -221,6 +222,20 @@ async def test_sigterm_drains_finishes_what_runs_and_exits_with_0(tmp_path: Path
         assert await program.exit_code() == 0
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", program.port)
+
+
+async def test_a_companion_that_dies_during_the_drain_comes_back_draining(tmp_path: Path) -> None:
+    async with running(tmp_path, drainSeconds=60) as program:
+        program.process.terminate()
+        await program.until(503, says=b"draining")
+        program.process_of("pdcluster_proxy.companion").kill()
+        log = tmp_path / "log"
+        await eventually(
+            lambda: log.read_bytes().count(b'"companion.started"') == 2, within_s=START_S
+        )
+        await program.until(503, says=b"draining")
+        program.process.terminate()
+        assert await program.exit_code() == 1
 
 
 async def test_a_second_request_to_stop_does_not_wait(tmp_path: Path) -> None:
@@ -276,3 +291,40 @@ async def test_an_edited_endpoints_file_is_followed(tmp_path: Path) -> None:
         fresh.write_text(json.dumps(listed))
         fresh.replace(program.endpoints)
         await program.until(200)
+
+
+async def test_a_companion_whose_discovery_fails_for_good_is_started_again(tmp_path: Path) -> None:
+    port, admin = free_port(), free_port()
+    config = {
+        "cluster": "demo",
+        "model": "m",
+        "listen": {"host": "127.0.0.1", "port": port},
+        "admin": {"host": "127.0.0.1", "port": admin},
+        "workers": 1,
+        "lease": {"durationSeconds": 30, "maxHoldSeconds": 60},
+        "timeouts": {"requestSeconds": 60, "firstByteSeconds": 30, "idleSeconds": 30},
+        "admission": {"maxInFlight": 10, "maxQueue": 1, "queueTimeoutSeconds": 1},
+        "kubernetes": {"namespace": "default", "cluster": "demo"},
+        "drainSeconds": 0.1,
+        "graceSeconds": 5,
+    }
+    path, log = tmp_path / "proxy.json", tmp_path / "log"
+    path.write_text(json.dumps(config))
+    nowhere = {"KUBECONFIG": str(tmp_path / "none"), "HOME": str(tmp_path)}
+    environ = {k: v for k, v in os.environ.items() if k != "KUBERNETES_SERVICE_HOST"} | nowhere
+    with log.open("wb") as out:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "pdcluster_proxy.main", "--config", str(path)),
+            stderr=out,
+            env=environ,
+        )
+    try:
+        await eventually(lambda: log.read_bytes().count(b'"process.died"') >= 2, within_s=START_S)
+        assert b'"companion.failed"' in log.read_bytes()
+        process.terminate()
+        async with asyncio.timeout(START_S):
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

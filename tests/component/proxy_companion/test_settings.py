@@ -43,6 +43,7 @@ def test_a_configuration_is_json_or_yaml(tmp_path: Path) -> None:
         (b"", "is not valid JSON"),
         (b"[]", "the document: "),
         (b"{", "is not valid JSON"),
+        (b"[" * 100_000, "is nested too deep"),
         (b"\xff\xff", "is not UTF-8"),
         (json.dumps({**CONFIG, "model": 3}).encode(), "model: input should be a valid string"),
         (json.dumps({**CONFIG, "colour": "red"}).encode(), "(given: 'red'); remove it."),

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -112,6 +113,40 @@ async def test_sockets_are_open_during_the_drain_and_closed_after_it(rig: Rig) -
     rig.supervisor.stop()
     assert await code_of(running) == 1
     assert [listener.fileno() for listener in rig.sockets] == [-1, -1]
+
+
+async def test_a_companion_that_is_still_beginning_hears_of_the_drain_later(rig: Rig) -> None:
+    running = rig.supervise("obedient", companion="slow", drain_s=60.0)
+    await eventually(rig.lives.exists, within_s=START_S)
+    await rig.until("ready", 1)
+    rig.supervisor.stop()
+    await asyncio.sleep(0)  # It says so now, to a companion that has no handler.
+    await asyncio.sleep(0)
+    rig.lives.unlink()
+    await rig.until("drains", 1)
+    assert rig.steps("began") == 2  # Nobody was killed by the news and started again.
+    rig.supervisor.stop()
+    assert await code_of(running) == 1
+
+
+async def test_a_companion_that_dies_during_the_drain_is_told_of_it_again(rig: Rig) -> None:
+    running = rig.supervise("obedient", drain_s=60.0)
+    await rig.until("ready", 2)
+    rig.supervisor.stop()
+    await rig.until("drains", 1)
+    os.kill(next(pid for _, pid, step in rig.notes if step == "drains"), 9)
+    await rig.until("drains", 2)
+    rig.supervisor.stop()
+    assert await code_of(running) == 1
+
+
+async def test_the_supervisor_leaves_the_signal_mask_as_it_was(rig: Rig) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    running = rig.supervise("obedient")
+    await rig.until("ready", 2)
+    rig.supervisor.stop()
+    await code_of(running)
+    assert before == signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 async def test_a_process_that_dies_is_started_again(

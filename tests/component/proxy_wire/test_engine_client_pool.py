@@ -16,11 +16,13 @@ from tests.support.scripted_engine import (
     replies,
     scripted_engine,
 )
+from typing_extensions import override
 
 from pdcluster_proxy.core.ports import Address
 from pdcluster_proxy.errors import ConnectError
 from pdcluster_proxy.wire.engine_client import EngineClient, request_head
 from pdcluster_proxy.wire.engine_leg import EngineLeg
+from pdcluster_proxy.wire.engine_socket import EngineSocket
 
 TIMEOUT_S = 5.0
 
@@ -63,6 +65,28 @@ async def test_a_connection_idle_for_too_long_is_closed_by_the_sweep() -> None:
         await answer(client, engine.address)
         assert client.num_idle == 1
         await eventually(lambda: client.num_open == 0)
+    await client.close()
+
+
+async def test_one_fault_of_the_sweep_does_not_end_it() -> None:
+    class Broken(EngineSocket):
+        faults = 1
+
+        @override
+        def check(self, *, now: float, idle_limit_s: float) -> None:
+            if self.faults:
+                self.faults -= 1
+                raise RuntimeError("a bug")
+            super().check(now=now, idle_limit_s=idle_limit_s)
+
+    seen: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _loop, context: seen.append(context["exception"]))
+    client = EngineClient(idle_limit_s=0.05, sweep_interval_s=0.01, socket=Broken)
+    async with scripted_engine(replies(json_answer(b"{}"))) as engine:
+        await answer(client, engine.address)
+        await eventually(lambda: client.num_open == 0)
+    assert len(seen) == 1
     await client.close()
 
 

@@ -94,9 +94,9 @@ async def relaying(client: EngineClient, script: Script) -> AsyncIterator[tuple[
             yield server, proxy
 
 
-GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
-GET_CLOSE = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
-GET_1_0 = b"GET / HTTP/1.0\r\n\r\n"
+ASK = b"POST / HTTP/1.1\r\nHost: a\r\n\r\n"
+ASK_CLOSE = b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+ASK_1_0 = b"POST / HTTP/1.0\r\n\r\n"
 
 
 def payload(answer: bytes) -> tuple[bytes, bool]:
@@ -120,7 +120,7 @@ async def test_a_stream_arrives_whole_and_edited(
 ) -> None:
     async with relaying(client, replies(WHOLE)) as (server, proxy):
         proxy.hides_extension, proxy.peeks = hides_extension, peeks
-        answer = await server.exchange(GET_CLOSE)
+        answer = await server.exchange(ASK_CLOSE)
         assert payload(answer) == (EVENT + EDITED + DONE, True)
         assert [end.outcome for end in proxy.ends] == [RelayOutcome.COMPLETE]
         assert proxy.ends[0].num_bytes > 0
@@ -130,13 +130,13 @@ async def test_a_stream_arrives_whole_and_edited(
 
 async def test_an_http_1_0_client_gets_bare_events(client: EngineClient) -> None:
     async with relaying(client, replies(WHOLE)) as (server, _):
-        answer = await server.exchange(GET_1_0)
+        answer = await server.exchange(ASK_1_0)
         assert answer.endswith(b"\r\n\r\n" + EVENT + EDITED + DONE)
 
 
 async def test_both_connections_live_on_after_a_whole_stream(client: EngineClient) -> None:
     async with relaying(client, replies(WHOLE)) as (server, proxy):
-        answer = await server.exchange(GET, GET, GET_CLOSE)
+        answer = await server.exchange(ASK, ASK, ASK_CLOSE)
         assert answer.count(DONE) == 3
         assert client.connections_opened == {proxy.engine.address: 1}
 
@@ -165,7 +165,7 @@ async def test_a_truncated_stream_is_visibly_truncated(
 
     async with relaying(client, script) as (server, proxy):
         proxy.hides_extension = hides_extension
-        events, is_whole = payload(await server.exchange(GET_CLOSE))
+        events, is_whole = payload(await server.exchange(ASK_CLOSE))
         assert [outcome] == [end.outcome for end in proxy.ends]
         assert events.startswith(EVENT)
         assert events.endswith(ERROR)
@@ -180,7 +180,7 @@ async def test_a_reset_of_the_engine_ends_the_stream(client: EngineClient) -> No
         peer.reset()
 
     async with relaying(client, script) as (server, proxy):
-        events, is_whole = payload(await server.exchange(GET))
+        events, is_whole = payload(await server.exchange(ASK))
         assert (events, is_whole) == (EVENT + ERROR, False)
         assert [end.outcome for end in proxy.ends] == [RelayOutcome.UPSTREAM_LOST]
 
@@ -193,7 +193,7 @@ async def test_an_engine_that_falls_silent_ends_the_stream(client: EngineClient)
 
     async with relaying(client, script) as (server, proxy):
         proxy.idle_timeout_s = 0.05
-        events, is_whole = payload(await server.exchange(GET))
+        events, is_whole = payload(await server.exchange(ASK))
         assert (events, is_whole) == (EVENT + ERROR, False)
         assert [end.outcome for end in proxy.ends] == [RelayOutcome.UPSTREAM_IDLE]
         await eventually(lambda: client.num_open == 0)
@@ -207,7 +207,7 @@ async def test_a_stream_without_chunks_is_relayed(client: EngineClient, framing:
         await peer.send(head, EVENT, DONE, pause_s=0.01)
 
     async with relaying(client, script) as (server, _):
-        assert payload(await server.exchange(GET_CLOSE)) == (EVENT + DONE, True)
+        assert payload(await server.exchange(ASK_CLOSE)) == (EVENT + DONE, True)
 
 
 @pytest.mark.parametrize("hides_extension", [False, True], ids=["extension", "messages"])
@@ -226,7 +226,7 @@ async def test_a_client_that_leaves_an_idle_stream_closes_the_engines_connection
     async with relaying(client, script) as (server, proxy):
         proxy.hides_extension = hides_extension
         reader, writer = await server.open()
-        writer.write(GET)
+        writer.write(ASK)
         await reader.readuntil(EVENT)
         writer.close()
         async with asyncio.timeout(TIMEOUT_S):
@@ -258,7 +258,7 @@ async def test_a_client_that_stops_reading_stops_the_engine(
         proxy.hides_extension = hides_extension
         proxy.idle_timeout_s = 60.0
         reader, writer = await server.open()
-        writer.write(GET_CLOSE)
+        writer.write(ASK_CLOSE)
         before = -1
         while before != sent:
             before = sent
@@ -284,9 +284,9 @@ async def test_a_connection_that_ended_while_paused_is_pooled_reading(client: En
 
     async with relaying(client, script) as (server, proxy):
         reader, writer = await server.open()
-        writer.write(GET_CLOSE)
+        writer.write(ASK_CLOSE)
         await eventually(lambda: len(proxy.ends) == 1)
-        second = await server.exchange(GET_CLOSE)
+        second = await server.exchange(ASK_CLOSE)
         assert payload(second) == (EVENT + EDITED + DONE, True)
         assert client.connections_opened == {proxy.engine.address: 1}
         async with asyncio.timeout(20):
@@ -303,7 +303,7 @@ async def test_cancelling_a_relay_closes_the_engines_connection(client: EngineCl
 
     async with relaying(client, script) as (server, proxy):
         reader, writer = await server.open()
-        writer.write(GET)
+        writer.write(ASK)
         await reader.readuntil(EVENT)
         (task,) = server.state.tasks
         task.cancel()
@@ -358,7 +358,7 @@ async def test_a_client_that_leaves_is_noticed_at_once(hides_extension: bool) ->
 
     async with edge(app) as server:
         _, writer = await server.open()
-        writer.write(GET)
+        writer.write(ASK)
         async with asyncio.timeout(TIMEOUT_S):
             await waiting.wait()
             writer.close()
@@ -388,7 +388,7 @@ async def test_a_closed_watch_is_silent(hides_extension: bool) -> None:
 
     async with edge(app) as server:
         reader, writer = await server.open()
-        writer.write(GET)
+        writer.write(ASK)
         await reader.readuntil(b"x\r\n")
         writer.close()
         async with asyncio.timeout(TIMEOUT_S):
@@ -401,10 +401,10 @@ async def test_a_closed_watch_is_silent(hides_extension: bool) -> None:
 
 
 @pytest.mark.parametrize("hides_extension", [False, True], ids=["extension", "messages"])
-@pytest.mark.parametrize("get", [GET_CLOSE, GET_1_0], ids=["1.1", "1.0"])
+@pytest.mark.parametrize("ask", [ASK_CLOSE, ASK_1_0], ids=["1.1", "1.0"])
 async def test_a_whole_answer_arrives(
     hides_extension: bool,
-    get: bytes,
+    ask: bytes,
 ) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
@@ -414,7 +414,7 @@ async def test_a_whole_answer_arrives(
         await answer(scope, send, status=201, headers=headers, body=b"abc", flush_s=TIMEOUT_S)
 
     async with edge(app) as server:
-        head, _, body = (await server.exchange(get)).partition(b"\r\n\r\n")
+        head, _, body = (await server.exchange(ask)).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 201 Created\r\n")
     assert b"\r\nx-a: 1" in head
     assert b"\r\nconnection: close" in head
@@ -430,8 +430,8 @@ async def test_whole_answers_keep_the_connection_and_their_order() -> None:
         )
 
     async with edge(app) as server:
-        one = b"GET /1 HTTP/1.1\r\nHost: a\r\n\r\n"
-        two = b"GET /2 HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+        one = b"POST /1 HTTP/1.1\r\nHost: a\r\n\r\n"
+        two = b"POST /2 HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
         pipelined = await server.exchange(one + one + two)
         in_turn = await server.exchange(one, one, two)
     for got in (pipelined, in_turn):
@@ -451,7 +451,7 @@ async def test_an_answer_with_a_line_end_in_a_field_is_not_sent() -> None:
             await answer(scope, send, status=500, headers=fields[:1], body=b"", flush_s=TIMEOUT_S)
 
     async with edge(app) as server:
-        got = await server.exchange(GET_CLOSE)
+        got = await server.exchange(ASK_CLOSE)
     assert got.startswith(b"HTTP/1.1 500 ")
     assert len(failures) == 1
 
@@ -476,7 +476,7 @@ async def test_an_answer_to_a_client_that_left_goes_nowhere() -> None:
 
     async with edge(app) as server:
         _, writer = await server.open()
-        writer.write(GET)
+        writer.write(ASK)
         await eventually(lambda: server.num_tasks == 1)
         writer.close()
         async with asyncio.timeout(TIMEOUT_S):

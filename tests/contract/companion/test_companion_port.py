@@ -1,4 +1,4 @@
-"""The port ``Companion``: the recorder of the exchange's tests and the real link behave alike."""
+"""``CompanionPort``: the recorder of the exchange's tests and the real link behave alike."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Protocol
 import pytest
 
 from pdcluster_proxy.core.messages import (
-    Drain,
+    DrainNotice,
     EndpointState,
     EndpointView,
     LeaseStep,
     LeaseStepKind,
     Outcome,
     OutcomeKind,
+    PoolNotice,
     PoolSnapshot,
     Report,
-    Snapshot,
 )
-from pdcluster_proxy.core.ports import Companion
+from pdcluster_proxy.core.ports import CompanionPort
 from pdcluster_proxy.wire.link import CompanionLink
 from pdcluster_proxy.wire.link_server import LinkServer, WorkerPeer
 from tests.support.exchange_rig import Recorder
@@ -48,7 +48,7 @@ RELEASED = LeaseStep(LeaseStepKind.ENDED, "p-0", "r", engine_id="e", release=Tru
 class Side(Protocol):
     """The companion's end of a port under test."""
 
-    port: Companion
+    port: CompanionPort
 
     async def push(self, *endpoints: EndpointView) -> None:
         """Send the worker a snapshot, and wait until it is there."""
@@ -147,11 +147,11 @@ class LinkSide:
 
     async def push(self, *endpoints: EndpointView) -> None:
         self._seq += 1
-        self._peers[0].send(Snapshot(PoolSnapshot(self._seq, endpoints)))
+        self._peers[0].send(PoolNotice(PoolSnapshot(self._seq, endpoints)))
         await eventually(lambda: self.port.snapshot.seq == self._seq)
 
     async def drain(self) -> None:
-        self._peers[0].send(Drain())
+        self._peers[0].send(DrainNotice())
         await eventually(lambda: self.port.is_draining)
 
     @property

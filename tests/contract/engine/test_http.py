@@ -24,6 +24,7 @@ REJECTED = [
     ("/v1/completions", {"model": "tiny"}, 400, "BadRequestError"),
     ("/v1/completions", {**COMPLETION, "prompt": [5_000_000]}, 400, "BadRequestError"),
     ("/v1/completions", {**COMPLETION, "temperature": -1}, 400, "BadRequestError"),
+    ("/v1/completions", {**COMPLETION, "logprobs": 21}, 400, "BadRequestError"),
     ("/v1/completions", {**COMPLETION, "n": 0}, 400, "BadRequestError"),
     ("/v1/completions", {**COMPLETION, "n": 2}, 400, "BadRequestError"),
     (
@@ -38,6 +39,12 @@ REJECTED = [
     ("/v1/chat/completions", {**CHAT, "model": "other"}, 404, "NotFoundError"),
     ("/v1/chat/completions", {"model": "tiny"}, 400, "Bad Request"),
     ("/v1/chat/completions", {**CHAT, "messages": []}, 400, "BadRequestError"),
+    (
+        "/v1/chat/completions",
+        {**CHAT, "logprobs": True, "top_logprobs": 21},
+        400,
+        "BadRequestError",
+    ),
     ("/v1/chat/completions", {**CHAT, "tools": []}, 400, "BadRequestError"),
     ("/v1/chat/completions", {**CHAT, "tool_choice": "auto"}, 400, "BadRequestError"),
     ("/v1/chat/completions", {**CHAT, "tools": [TOOL], "tool_choice": "x"}, 400, "BadRequestError"),

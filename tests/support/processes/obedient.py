@@ -18,6 +18,7 @@ def main() -> None:
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGUSR1, lambda _number, _frame: note("drains"))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
     note("ready")
     while True:
         signal.pause()

@@ -10,6 +10,7 @@ from pdcluster_proxy.core.deadlines import (
     DECODE_WAIT_S,
     answer_until,
     decode_wait_s,
+    is_over,
     left_s,
     leg_until,
 )
@@ -37,6 +38,13 @@ def test_what_is_left_runs_out_at_its_instant(until: float, now: float, expected
 
 def test_what_is_left_is_never_negative() -> None:
     assert 0.0 == left_s(5.0, 9.0)
+
+
+@pytest.mark.parametrize(("now", "over"), [(599.9, False), (599.995, True), (600.0, True)])
+def test_a_timer_that_strikes_a_little_early_struck_for_the_deadline(
+    now: float, over: bool
+) -> None:
+    assert over is is_over(600.0, now)
 
 
 @given(st.lists(st.floats(0, 5), max_size=10))

@@ -12,20 +12,17 @@ from pdcluster_proxy.core.endpoint import (
     DISCOVERED,
     FIRST_EJECTION_S,
     LONGEST_EJECTION_S,
-    SHOWN_STATES,
     TABLE,
     UPSTREAM_FAILURES_TO_EJECT,
     EndpointEvent,
     EndpointStatus,
-    Trust,
     may_eject,
-    shown_state,
     step,
 )
 from pdcluster_proxy.core.messages import EndpointState
 
 E = EndpointEvent
-READY, EJECTED = EndpointState.READY, EndpointState.EJECTED
+UNPROVEN, READY, EJECTED = EndpointState.UNPROVEN, EndpointState.READY, EndpointState.EJECTED
 DRAINING, GONE = EndpointState.DRAINING, EndpointState.GONE
 
 
@@ -47,11 +44,11 @@ def test_one_failed_connect_ejects_until_a_check_passes() -> None:
     assert EJECTED is ejected.state
     assert EJECTED is step(ejected, E.TICK, now=1e6).state
     returned = step(ejected, E.CHECK_PASSED, now=1.0)
-    assert (READY, Trust.ON_PROBATION) == (returned.state, returned.trust)
+    assert (READY, True) == (returned.state, returned.on_probation)
 
 
 def test_a_new_endpoint_serves_with_its_first_passed_check_and_without_probation() -> None:
-    assert (EJECTED, "unproven") == (DISCOVERED.state, shown_state(DISCOVERED))
+    assert UNPROVEN is DISCOVERED.state
     assert EndpointStatus() == step(DISCOVERED, E.CHECK_PASSED, now=1.0)
     assert READY is run(E.CHECK_PASSED, E.FAILED_UPSTREAM, status=DISCOVERED).state
 
@@ -61,24 +58,13 @@ def test_nothing_but_a_passed_check_proves_a_new_endpoint(event: EndpointEvent) 
     assert DISCOVERED == step(DISCOVERED, event, now=1e6)
 
 
-def test_a_new_endpoint_that_drains_is_unproven_until_its_check_and_never_ready() -> None:
+def test_a_new_endpoint_that_drains_is_never_ready() -> None:
     draining = step(DISCOVERED, E.DRAIN, now=0.0)
-    assert "unproven" == shown_state(draining)
-    assert "draining" == shown_state(step(draining, E.CHECK_PASSED, now=1.0))
+    assert DRAINING is draining.state
     assert DISCOVERED == step(draining, E.UNDRAIN, now=1.0)
-
-
-def test_an_ejected_endpoint_is_never_called_unproven() -> None:
-    out = run(E.CHECK_PASSED, E.FAILED_LOCALLY, status=DISCOVERED)
-    assert (EJECTED, "ejected") == (out.state, shown_state(out))
-
-
-@pytest.mark.parametrize("state", [s for s in EndpointState if s is not GONE])
-@pytest.mark.parametrize("trust", list(Trust))
-def test_every_endpoint_is_shown_in_one_of_the_known_words(
-    state: EndpointState, trust: Trust
-) -> None:
-    assert shown_state(EndpointStatus(state=state, trust=trust)) in SHOWN_STATES
+    proven = step(draining, E.CHECK_PASSED, now=1.0)
+    assert DRAINING is proven.state
+    assert EndpointStatus() == step(proven, E.UNDRAIN, now=1.0)
 
 
 def test_bad_answers_eject_only_in_a_row() -> None:
@@ -118,12 +104,22 @@ def test_a_good_answer_clears_the_record() -> None:
     assert EndpointStatus() == step(back, E.SUCCEEDED, now=101.0)
 
 
-def test_a_draining_endpoint_stays_so_through_an_ejection() -> None:
-    ejected = run(E.FAILED_LOCALLY, E.DRAIN)
-    assert EJECTED is ejected.state
-    assert DRAINING is step(ejected, E.CHECK_PASSED, now=1.0).state
+@pytest.mark.parametrize("before", [UNPROVEN, READY, EJECTED])
+def test_who_drains_takes_no_work_whatever_it_was_before(before: EndpointState) -> None:
+    status = step(EndpointStatus(state=before), E.DRAIN, now=0.0)
+    for event in [e for e in E if e not in {E.UNDRAIN, E.DELETED}]:
+        assert DRAINING is step(status, event, now=1e6).state
+        status = step(status, event, now=1e6)
+
+
+def test_who_need_not_go_after_all_goes_on_where_it_would_be() -> None:
     assert READY is run(E.DRAIN, E.UNDRAIN).state
+    assert EJECTED is run(E.FAILED_LOCALLY, E.DRAIN, E.UNDRAIN).state
+    assert READY is run(E.FAILED_LOCALLY, E.DRAIN, E.CHECK_PASSED, E.UNDRAIN).state
     assert READY is run(E.FAILED_LOCALLY, E.DRAIN, E.UNDRAIN, E.CHECK_PASSED).state
+    bad = run(*[E.FAILED_UPSTREAM] * UPSTREAM_FAILURES_TO_EJECT, E.DRAIN)
+    assert EJECTED is run(E.TICK, E.UNDRAIN, status=bad, now=FIRST_EJECTION_S - 0.01).state
+    assert READY is run(E.TICK, E.UNDRAIN, status=bad, now=FIRST_EJECTION_S).state
 
 
 @pytest.mark.parametrize("event", list(EndpointEvent))
@@ -151,9 +147,12 @@ def test_without_permission_failures_are_only_counted() -> None:
         ({"a": READY, "b": READY, "c": READY, "d": EJECTED}, True),
         ({"a": READY, "b": DRAINING}, False),
         ({"a": READY, "b": READY, "c": GONE}, True),
+        ({"a": READY, "b": READY, "c": UNPROVEN, "d": UNPROVEN}, True),
+        ({"a": READY, "b": UNPROVEN}, False),
+        ({"a": READY, "b": UNPROVEN, "c": UNPROVEN, "d": UNPROVEN}, False),
     ],
 )
-def test_never_more_than_half_of_a_role_is_ejected(
+def test_never_more_than_half_of_those_that_serve_is_ejected(
     states: dict[str, EndpointState], allowed: bool
 ) -> None:
     assert allowed is may_eject(states, "a")

@@ -11,6 +11,7 @@ from pdcluster_proxy.core.replies import (
     PrefillUsage,
     client_answer,
     parse_prefill_reply,
+    rejection_body,
     upstream_error_message,
 )
 from pdcluster_proxy.errors import HandOffError, ProxyError, UpstreamFailureError
@@ -82,6 +83,7 @@ def test_the_usage_s_own_cached_tokens_win_over_the_object_s() -> None:
         b"{}",
         reply(choices=[]),
         reply(choices=[{"finish_reason": "error"}]),
+        reply(choices=[{"finish_reason": "abort"}]),
         reply()[:-20],
     ],
 )
@@ -107,6 +109,36 @@ def test_a_client_gets_d_s_answer_without_connector_fields() -> None:
     sent = json.loads(client_answer(body, PrefillUsage(40, 16)))
     assert {"id", "model", "choices", "usage"} == set(sent)
     assert sent["choices"] == json.loads(body)["choices"]
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        [{"text": "a", "kv_transfer_params": PARAMS}],
+        [{"text": "a", "x": [[{"y": 0.70, "ec_transfer_params": {}}]]}],
+    ],
+)
+def test_connector_fields_are_taken_out_at_any_depth(choices: list[dict[str, Any]]) -> None:
+    sent = client_answer(answer(choices=choices), None)
+    assert b"transfer_params" not in sent
+    assert "a" == json.loads(sent)["choices"][0]["text"]
+
+
+def test_an_escaped_name_hides_no_connector_field() -> None:
+    body = answer(kv_transfer_params=PARAMS).replace(b"kv_t", rb"\u006bv_\u0074")
+    assert {"id", "model", "choices", "usage"} == set(json.loads(client_answer(body, None)))
+
+
+def test_text_that_speaks_of_a_connector_field_stays() -> None:
+    body = answer(choices=[{"text": "set kv_transfer_params"}])
+    assert json.loads(body)["choices"] == json.loads(client_answer(body, None))["choices"]
+
+
+def test_what_is_too_deep_to_look_through_is_not_passed_on() -> None:
+    deep = "[" * 200 + '{"kv_transfer_params":{}}' + "]" * 200
+    body = answer()[:-1] + b', "x": ' + deep.encode() + b"}"
+    sent = client_answer(body.replace(b'"kv_transfer_params": null, ', b""), None)
+    assert b"transfer_params" not in sent
 
 
 def test_cached_tokens_are_p_s_and_everything_else_is_d_s() -> None:
@@ -143,6 +175,12 @@ def test_details_that_d_does_not_report_stay_unreported() -> None:
         b"[]",
         answer(choices=[]),
         answer(choices=[{"text": "a", "finish_reason": "error"}]),
+        answer(choices=[{"text": "tru", "finish_reason": "abort"}]),
+        answer(choices=[{"text": "a"}, {"text": "tru", "finish_reason": "abort"}]),
+        answer(error={"message": "boom"}),
+        answer(object="error", message="boom"),
+        answer().replace(b"hello", b"h\xffllo"),
+        answer().replace(b"cmpl-2", b"h\xffllo"),
         answer(choices=[{"finish_reason": "stop"}]),
         answer(choices="none"),
         answer()[:-9],
@@ -166,6 +204,12 @@ def test_numbers_of_an_answer_are_not_reformatted() -> None:
     [
         (b'{"error":{"message":"too long","code":400}}', "too long"),
         (b'{"object":"error","message":"old shape"}', "old shape"),
+        (b'{"message":"no shape"}', "no shape"),
+        (b'{"detail":"Not Found"}', '{"detail":"Not Found"}'),
+        (b'{"error":{}}', '{"error":{}}'),
+        (b"{}", "The engine rejected the request without saying why."),
+        (b"[]", "The engine rejected the request without saying why."),
+        (b"{not json", "{not json"),
         (b"plain text", "plain text"),
         (b"", "The engine rejected the request without saying why."),
         (b"\xff\xfe", "\ufffd\ufffd"),
@@ -176,6 +220,76 @@ def test_an_engine_s_rejection_is_put_into_words_whatever_its_shape(
     body: bytes, expected: str
 ) -> None:
     assert expected == upstream_error_message(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"error": {"message":"too long","code":400,"x":0.70}}',
+        b'{"object":"error","message":"old shape","code":400}',
+    ],
+)
+def test_an_engine_s_error_body_passes_byte_for_byte(body: bytes) -> None:
+    assert body == rejection_body(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"error":{"message":"m","kv_transfer_params":{"remote_host":"h"}}}',
+        b'{"error":{"message":"m","inner":[{"ec_transfer_params":1}]},"kv_transfer_params":{}}',
+        rb'{"error":{"message":"m","kv_\u0074ransfer_params":{"remote_host":"h"}}}',
+        b'{"object":"error","message":"m","kv_transfer_params":{"remote_host":"h"}}',
+    ],
+)
+def test_connector_fields_are_taken_out_of_an_error_body(body: bytes) -> None:
+    sent = rejection_body(body)
+    assert sent is not None
+    assert b"ransfer_params" not in sent
+    assert b"remote_host" not in sent
+    assert "m" == upstream_error_message(sent)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        b"{not json",
+        b"<html>",
+        b"null",
+        b"[]",
+        b'{"error":null}',
+        b'{"error":"text"}',
+        b'{"error":{}}',
+        b'{"error":{"message":"  "}}',
+        b'{"message":"no shape"}',
+        b'{"detail":"Not Found"}',
+        b'{"error":{"message":"h\xff"}}',
+        b'{"error":{"message":"m"},"x":"h\xff"}',
+    ],
+)
+def test_a_body_that_is_no_error_s_does_not_pass(body: bytes) -> None:
+    assert rejection_body(body) is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{\"error\":{\"message\":\"got {'kv_transfer_params': {'remote_host': 'h'}}\"}}",
+        b'{"error":{"message":"got kv\\u005ftransfer_params remote_host"}}',
+        b"got kv_transfer_params remote_host",
+    ],
+)
+def test_words_that_tell_of_the_hand_off_are_withheld(body: bytes) -> None:
+    assert rejection_body(body) is None
+    assert "remote_host" not in upstream_error_message(body)
+
+
+def test_a_field_that_tells_of_the_hand_off_is_withheld() -> None:
+    body = b'{"error":{"message":"m","param":"kv_transfer_params.remote_host"}}'
+    assert rejection_body(body) is None
+    assert "m" == upstream_error_message(body)
 
 
 def test_all_reply_errors_are_ours() -> None:

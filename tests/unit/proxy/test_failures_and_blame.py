@@ -78,6 +78,7 @@ def test_a_status_is_classified_as_the_error_table_says(
 def test_a_4xx_passes_with_its_body_and_a_5xx_keeps_its_text_to_itself() -> None:
     body = b'{"error":{"message":"secret path"}}'
     assert body == failure_of_status(D, 400, body).body
+    assert failure_of_status(D, 400, b"{}").body is None
     broken = failure_of_status(D, 500, body)
     assert broken.body is None
     assert "secret" not in broken.message
@@ -183,11 +184,25 @@ def test_a_silence_gets_the_name_of_the_bound_it_ran_into(
         failure_of_status(D, 500, b""),
         failure_of_status(D, 400, b""),
         failure_of_status(D, 503, b""),
-        failure_of_error(D, ConnectError("nobody listens")),
+        failure_of_error(D, ConnectionLostError("reset", accepted=True)),
     ],
 )
 def test_what_is_no_silence_keeps_its_name(failure: Failure) -> None:
     assert failure is settle_silence(failure, is_held=True, is_over=True, request_s=60.0)
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectError("not in time"), ConnectionLostError("reset", accepted=False)]
+)
+@pytest.mark.parametrize("leg", [P, D])
+def test_who_could_not_be_reached_is_to_blame_only_within_our_time(
+    leg: Leg, error: ProxyError
+) -> None:
+    unreached = failure_of_error(leg, error)
+    within = settle_silence(unreached, is_held=False, is_over=False, request_s=60.0)
+    assert (unreached, OutcomeKind.FAILED_LOCALLY) == (within, blame(within))
+    over = settle_silence(unreached, is_held=False, is_over=True, request_s=60.0)
+    assert ("request-timeout", None, True) == (over.code, blame(over), is_final(over))
 
 
 # Failures with names of their own ---------------------------------------------------------------
@@ -239,6 +254,15 @@ def test_only_rejections_and_our_own_deadline_end_all_trying(kind: FailureKind) 
         (b"Retry-After: 7\r\n", 7),
         (b"retry-after:  9", 9),
         (b"Retry-After: Fri, 31 Dec 1999 23:59:59 GMT\r\n", 1),
+        (b"Retry-After: -5\r\n", 1),
+        (b"Retry-After: 1.5\r\n", 1),
+        (b"Retry-After: \xb2\r\n", 1),
+        (b"Retry-After: 0\r\n", 1),
+        (b"Retry-After: 3600\r\n", 3600),
+        (b"Retry-After: 3601\r\n", 3600),
+        (b"Retry-After: 99999999999999999999\r\n", 3600),
+        (b"Retry-After: " + b"9" * 5000 + b"\r\n", 3600),
+        (b"Retry-After: " + b"0" * 5000 + b"7\r\n", 7),
         (b"Content-Type: text/plain\r\n", 1),
         (b"", 1),
     ],
@@ -255,6 +279,10 @@ def test_a_busy_engine_s_retry_after_is_read_from_its_head(lines: bytes, expecte
         (b'data: {"choices":[{"index":0,"text":"a"}]}\n\n', False),
         (b'data: {"error":{"message":"boom","code":500}}\n\n', True),
         (b'data: {"choices":[{"index":0,"text":"","finish_reason":"error"}]}\n\n', True),
+        (b'data: {"choices":[{"index":0,"text":"","finish_reason":"abort"}]}\n\n', True),
+        (b"data: [DONE]\n\n", True),
+        (b"data: {not json\n\n", True),
+        (b"<html>\n\n", True),
     ],
 )
 def test_a_first_event_that_is_a_failure_commits_nothing(event: bytes, has_failed: bool) -> None:

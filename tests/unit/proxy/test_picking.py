@@ -15,6 +15,7 @@ from pdcluster_proxy.core.picker import (
     Pool,
     has_decode,
     make_pool,
+    name_at,
     pick_decode,
     pick_prefill,
 )
@@ -184,6 +185,21 @@ def test_a_role_that_is_ejected_whole_serves_nevertheless() -> None:
     of = pool(endpoint("p1", state=EJECTED), endpoint("d1"), endpoint("d2", state=EJECTED))
     assert "p1" == name_of(prefill(of))
     assert ("d1",) == tuple(e.name for e in of.decode)
+
+
+def test_an_address_is_named_by_the_endpoint_that_is_there_now() -> None:
+    found = PoolSnapshot(1, (endpoint("p1"), endpoint("p2", port=8001)))
+    named = [name_at(found, ("127.0.0.1", port)) for port in (8000, 8001, 8002)]
+    assert ["p1", "p2", ""] == named
+
+
+@pytest.mark.parametrize("state", [DRAINING, EndpointState.UNPROVEN])
+def test_whom_nobody_has_ejected_serves_not_even_in_a_panic(state: EndpointState) -> None:
+    of = pool(endpoint("p1", state=EJECTED), endpoint("p2", state=state), endpoint("d1"))
+    assert ("p1",) == tuple(e.name for e in of.prefill)
+    of = pool(endpoint("p2", state=state), endpoint("d1"))
+    assert "no-prefill-engine" == name_of(prefill(of))
+    assert not of.revisions
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=6), st.randoms(use_true_random=False))

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdcluster_proxy.core.ports import EDIT_MARKS
 from pdcluster_proxy.core.replies import PrefillUsage
-from pdcluster_proxy.core.sse import StreamEditor, event_data, is_failure_event
+from pdcluster_proxy.core.sse import StreamEditor, begins_answer, event_data, is_whole_event
 
 
 def event(**fields: object) -> bytes:
@@ -33,6 +34,7 @@ DONE = b"data: [DONE]\n\n"
         (b"data:a\n\n", b"a"),
         (b"data: a\r\n\r\n", b"a"),
         (b"event: x\ndata: a\ndata: b\n\n", b"a\nb"),
+        (b"\xef\xbb\xbfdata: a\n\n", b"a"),
         (b": comment\n\n", b""),
         (b"", b""),
     ],
@@ -52,8 +54,38 @@ def test_connector_fields_are_taken_out() -> None:
     assert CHUNK == data_of(edited)
 
 
-def test_an_unreadable_event_with_a_connector_field_is_dropped() -> None:
-    assert b"" == StreamEditor(None)(b'data: {"kv_transfer_params": {"cut\n\n')
+@pytest.mark.parametrize(
+    "raw",
+    [
+        event(choices=[{"delta": {}, "kv_transfer_params": {"remote_host": "h"}}]),
+        event(**CHUNK, kv_transfer_params={}).replace(b"kv_t", rb"kv_\u0074"),
+        b"\xef\xbb\xbf" + event(**CHUNK, kv_transfer_params={"remote_host": "h"}),
+        event(**CHUNK, kv_transfer_params={"remote_host": "h"}).replace(b"\n", b"\r\n"),
+    ],
+    ids=["nested", "escaped", "byte-order-mark", "crlf"],
+)
+def test_connector_fields_are_taken_out_wherever_they_are(raw: bytes) -> None:
+    edited = StreamEditor(None)(raw)
+    assert "choices" in data_of(edited)
+    assert b"transfer_params" not in edited
+    assert b"\\u" not in edited
+
+
+def test_text_that_speaks_of_a_connector_field_stays() -> None:
+    raw = event(choices=[{"delta": {"content": "set kv_transfer_params"}}])
+    assert raw == StreamEditor(None)(raw)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'data: {"kv_transfer_params": {"cut\n\n',
+        rb'data: {"kv_\u0074ransfer_params": {"cut' + b"\n\n",
+        b": kv_transfer_params\n\n",
+    ],
+)
+def test_an_unreadable_event_with_a_connector_field_is_dropped(raw: bytes) -> None:
+    assert b"" == StreamEditor(None)(raw)
     kept = b'data: {"usage": cut\n\n'
     assert kept == StreamEditor(None)(kept)
 
@@ -80,12 +112,21 @@ def test_the_terminator_passes() -> None:
     [
         event(error={"message": "boom", "code": 500}),
         event(id="c", choices=[{"index": 0, "delta": {}, "finish_reason": "error"}]),
+        event(id="c", choices=[{"index": 0, "delta": {}, "finish_reason": "abort"}]),
+        event(id="c", choices=[{"delta": {}}, {"delta": {}, "finish_reason": "abort"}]),
+        event(object="error", message="boom", code=400),
+        b'event: error\ndata: {"message": "boom"}\n\n',
+        b"event:error\r\ndata: boom\r\n\r\n",
+        rb'data: {"err\u006fr": {"message": "boom"}}' + b"\n\n",
     ],
 )
 def test_a_failure_event_is_dropped_with_all_that_follows(failure: bytes) -> None:
     editor = StreamEditor(None)
+    # The relay shows the editor nothing but events with a mark.
+    assert any(mark in failure for mark in EDIT_MARKS)
     assert b"" == editor(failure)
     assert editor.failed
+    assert not begins_answer(failure)
     assert b"" == editor(DONE)
 
 
@@ -95,13 +136,35 @@ def test_a_failure_event_is_dropped_with_all_that_follows(failure: bytes) -> Non
         event(**CHUNK),
         event(choices=[{"delta": {"content": '"error"'}, "finish_reason": None}]),
         event(id="c", error=None, choices=[]),
-        DONE,
-        b'data: not json "error"\n\n',
-        b"",
+        event(choices=[{"delta": {"content": "event: error\n"}, "finish_reason": None}]),
+        event(choices=[{"delta": {"content": "abort"}, "finish_reason": "stop"}]),
+        b"event: errors\n" + event(**CHUNK),
     ],
 )
 def test_an_answer_that_speaks_of_errors_is_no_failure(raw: bytes) -> None:
-    assert not is_failure_event(raw)
+    assert begins_answer(raw)
+    editor = StreamEditor(None)
+    editor(raw)
+    assert not editor.failed
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        DONE,
+        b"",
+        b": comment\n\n",
+        b"data\n\n",
+        b"data: \n\n",
+        b"data: {not json\n\n",
+        b"data: [1]\n\n",
+        b'data: "text"\n\n',
+        b"<html>\n\n",
+        b'{"choices": []}',
+    ],
+)
+def test_what_is_no_part_of_an_answer_begins_none_yet_fails_none(raw: bytes) -> None:
+    assert not begins_answer(raw)
     editor = StreamEditor(None)
     editor(raw)
     assert not editor.failed
@@ -112,3 +175,20 @@ def test_text_survives_the_edit_unchanged(text: str) -> None:
     raw = event(choices=[{"delta": {"content": text}}], kv_transfer_params={})
     edited = data_of(StreamEditor(None)(raw))
     assert [{"delta": {"content": text}}] == edited["choices"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (b'data: {"x": 1}', True),
+        (b"data: [DONE]", True),
+        (b"data: [DONE] ", True),
+        (b'data: {"x": 1}\ndata: {"y', False),
+        (b'data: {"x"', False),
+        (b"data: [DON", False),
+        (b": ping", False),
+        (b"", False),
+    ],
+)
+def test_an_event_is_whole_where_its_data_is(raw: bytes, expected: bool) -> None:
+    assert expected == is_whole_event(raw)

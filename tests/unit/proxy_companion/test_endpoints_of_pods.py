@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.support.kubernetes_world import SETTINGS, resource
 
+from pdcluster_api.labels import LEASE_ANNOTATION
 from pdcluster_api.proxy_config import Role
 from pdcluster_api.v1alpha1 import PDCluster
 from pdcluster_operator.manifests.engines import engine_deployment
@@ -78,6 +79,36 @@ def test_an_engine_without_its_annotations_is_no_endpoint() -> None:
     assert endpoint_of_pod(raw) is None
 
 
+STARTED = [{"name": "engine", "started": True, "ready": False}]
+UNREADY = [{"type": "Ready", "status": "False"}]
+
+
+def test_one_that_has_come_up_stays_an_endpoint_while_kubernetes_calls_it_unready() -> None:
+    assert endpoint_of_pod(pod(conditions=UNREADY, containerStatuses=STARTED)) is not None
+
+
+@pytest.mark.parametrize(
+    "containers",
+    [
+        [],
+        [{"name": "engine", "started": False}],
+        [{"name": "sidecar", "started": True}],
+        [{"name": "engine"}, None],
+    ],
+)
+def test_one_whose_engine_has_yet_to_come_up_is_no_endpoint(containers: list[object]) -> None:
+    assert endpoint_of_pod(pod(conditions=UNREADY, containerStatuses=containers)) is None
+
+
 def test_endpoints_are_sorted_by_name() -> None:
-    found = endpoints_of_pods([pod(Role.PREFILL), pod(Role.DECODE), {}])
+    found, faults = endpoints_of_pods([pod(Role.PREFILL), pod(Role.DECODE), {}])
     assert [each.name for each in found.endpoints] == ["decode-x", "prefill-x"]
+    assert faults == ()
+
+
+def test_a_pod_that_can_be_no_endpoint_hides_no_other() -> None:
+    odd = pod(Role.DECODE)
+    odd["metadata"]["annotations"][LEASE_ANNOTATION] = "1"  # Shorter than any lease may be.
+    found, (fault,) = endpoints_of_pods([odd, pod(Role.PREFILL)])
+    assert [each.name for each in found.endpoints] == ["prefill-x"]
+    assert fault.startswith("decode-x: lease_duration_seconds: ")

@@ -13,7 +13,7 @@ from pdcluster_lease.errors import ConfigurationError
 from pdcluster_proxy.companion.checks import check_timing
 from pdcluster_proxy.companion.discovery import parse_endpoints
 from pdcluster_proxy.companion.roster import CHECK_FAILURES_TO_EJECT
-from pdcluster_proxy.errors import UpstreamFailureError
+from pdcluster_proxy.errors import LinkError
 from pdcluster_proxy.metrics import METRICS, Kind
 from pdcluster_proxy.supervisor import restart_delay_s
 from pdcluster_proxy.wire.frames import MAX_FRAME_BYTES, FrameReader, frame
@@ -96,5 +96,5 @@ def test_frames_cut_anywhere_arrive_whole(payloads: list[bytes], size: int) -> N
 
 
 def test_a_frame_over_the_bound_is_an_error() -> None:
-    with pytest.raises(UpstreamFailureError, match="is over"):
+    with pytest.raises(LinkError, match="is over"):
         FrameReader().feed((MAX_FRAME_BYTES + 1).to_bytes(4, "big"))

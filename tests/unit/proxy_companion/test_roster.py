@@ -6,10 +6,11 @@ import pytest
 
 from pdcluster_api.proxy_config import EndpointConfig, EndpointsFile, Role
 from pdcluster_proxy.companion.exposition import EngineFigures
-from pdcluster_proxy.companion.roster import Elsewhere, Roster, Transition
+from pdcluster_proxy.companion.roster import Elsewhere, EndpointChange, Roster
 from pdcluster_proxy.core.messages import EndpointState, EndpointView, Load, OutcomeKind
 
-READY, EJECTED, DRAINING = EndpointState.READY, EndpointState.EJECTED, EndpointState.DRAINING
+UNPROVEN, READY = EndpointState.UNPROVEN, EndpointState.READY
+EJECTED, DRAINING = EndpointState.EJECTED, EndpointState.DRAINING
 LOAD = Load(running=1.0, waiting=0.0, kv_usage=0.5)
 
 
@@ -52,47 +53,64 @@ def figures(started_at: float | None, load: Load = LOAD) -> EngineFigures:
 def test_a_new_endpoint_serves_only_after_its_first_passed_check() -> None:
     roster = Roster(lease_duration_s=30)
     found = roster.adopt(listed(engine()), now=0.0)
-    assert found == (Transition(endpoint="p-0", old="", new="unproven", why="Discovered"),)
+    assert found == (EndpointChange(endpoint="p-0", old="", new="unproven", why="Discovered"),)
     passed = roster.check_passed("p-0", now=1.0)
-    assert passed == (Transition(endpoint="p-0", old="unproven", new="ready", why="CheckPassed"),)
+    assert passed == (
+        EndpointChange(endpoint="p-0", old="unproven", new="ready", why="CheckPassed"),
+    )
 
 
-def test_a_new_endpoint_is_out_for_workers_and_unproven_for_people() -> None:
+def test_a_new_endpoint_is_unproven() -> None:
     roster = roster_of(engine("p-0"), engine("p-1"), engine("d-0"), passed=False)
     roster.check_passed("p-1", now=1.0)
-    assert view(roster).state is EJECTED
-    assert roster.shown_states() == {"p-0": "unproven", "p-1": "ready", "d-0": "unproven"}
-    assert roster.census(Role.PREFILL) == {"unproven": 1, "ready": 1}
+    told = {v.name: v.state for v in roster.views({}, now=1.0)}
+    assert told == {"p-0": UNPROVEN, "p-1": READY, "d-0": UNPROVEN}
+    assert roster.census(Role.PREFILL) == {UNPROVEN: 1, READY: 1}
 
 
 def test_an_endpoint_whose_first_checks_fail_stays_unproven() -> None:
     roster = roster_of(engine(), passed=False)
     for unreached in (True, False, False, False):
         assert roster.check_failed("p-0", unreached=unreached, now=1.0) == ()
-    assert roster.shown_states() == {"p-0": "unproven"}
+    assert roster.state("p-0") is UNPROVEN
 
 
 def test_an_endpoint_that_returns_from_an_ejection_is_not_unproven_again() -> None:
     roster = roster_of(engine("p-0"), engine("p-1"))
     roster.outcome("p-0", OutcomeKind.FAILED_LOCALLY, now=1.0)
-    assert roster.shown_states()["p-0"] == "ejected"
+    assert roster.state("p-0") is EJECTED
     (back,) = roster.check_passed("p-0", now=2.0)
     assert (back.old, back.new) == ("ejected", "ready")
+
+
+@pytest.mark.parametrize("kind", ["connect", "check"])
+def test_a_dead_engine_is_ejected_while_new_ones_are_starting(kind: str) -> None:
+    old, new = [engine("p-0"), engine("p-1")], [engine("p-2"), engine("p-3")]
+    roster = roster_of(*old)
+    roster.adopt(listed(*old, *new), now=1.0)
+    for one in new:
+        roster.check_failed(one.name, unreached=True, now=2.0)
+    if kind == "connect":
+        changed = roster.outcome("p-0", OutcomeKind.FAILED_LOCALLY, now=3.0)
+    else:
+        changed = roster.check_failed("p-0", unreached=True, now=3.0)
+    assert [(one.endpoint, one.new) for one in changed] == [("p-0", EJECTED)]
+
+
+def test_an_ejected_engine_that_drains_is_draining_for_everybody() -> None:
+    roster = roster_of(engine("p-0"), engine("p-1"))
+    roster.outcome("p-0", OutcomeKind.FAILED_LOCALLY, now=1.0)
+    (drained,) = roster.adopt(listed(engine("p-0", draining=True), engine("p-1")), now=2.0)
+    assert (drained.old, drained.new) == (EJECTED, DRAINING)
+    assert view(roster).state is DRAINING
+    assert roster.check_passed("p-0", now=3.0) == ()
+    assert view(roster).state is DRAINING
 
 
 def test_the_first_check_puts_nobody_on_probation() -> None:
     roster = roster_of(engine("p-0"), engine("p-1"))
     assert roster.outcome("p-0", OutcomeKind.FAILED_UPSTREAM, now=1.0) == ()
-    assert roster.shown_states()["p-0"] == "ready"
-
-
-def test_a_pair_is_ready_only_within_one_revision() -> None:
-    roster = roster_of(engine("p-0"), engine("d-0", revision="r2"))
-    assert roster.ready_revisions == frozenset()
-    roster.adopt(listed(engine("p-0"), engine("d-0")), now=0.0)
-    assert roster.ready_revisions == frozenset()
-    roster.check_passed("d-0", now=0.0)
-    assert roster.ready_revisions == {"r1"}
+    assert roster.state("p-0") is READY
 
 
 def test_a_failed_connect_ejects_and_a_passed_check_returns() -> None:

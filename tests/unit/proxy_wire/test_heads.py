@@ -51,6 +51,17 @@ def test_an_event_stream_is_known_by_its_media_type(
     assert expected == parsed.head.is_event_stream
 
 
+@pytest.mark.parametrize("lines", [b"\r\n", b"\r\n\r\n", b"\n"])
+@pytest.mark.parametrize("interim", [b"", b"HTTP/1.1 100 Continue\r\n\r\n"])
+def test_empty_lines_before_a_head_are_passed_over(lines: bytes, interim: bytes) -> None:
+    raw = lines + interim + lines + b"HTTP/1.1 503 X\r\ncontent-length: 5\r\n\r\n"
+    assert parse_head(lines) is None
+    parsed = parse_head(raw)
+    assert parsed is not None
+    assert (503, 5, len(raw)) == (parsed.head.status, parsed.length, parsed.end)
+    assert [(b"content-length", b"5")] == list(parsed.head.headers)
+
+
 @pytest.mark.parametrize("status", [204, 304])
 def test_a_status_without_content_has_no_body(status: int) -> None:
     parsed = parse_head(b"HTTP/1.1 %d X\r\ncontent-length: 5\r\n\r\n" % status)

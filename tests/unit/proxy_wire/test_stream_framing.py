@@ -12,6 +12,7 @@ from pdcluster_proxy.core.framing import (
     StreamFraming,
     first_event,
     frame_chunk,
+    is_whole_events,
 )
 from pdcluster_proxy.core.ports import EDIT_MARKS, EventEditor
 
@@ -141,6 +142,27 @@ def test_a_read_with_a_chunk_extension_is_still_right() -> None:
 
 
 @pytest.mark.parametrize("field", EDIT_MARKS)
+def test_no_read_with_a_mark_goes_out_as_it_came(field: bytes) -> None:
+    event = b'data: {"x": 1, ' + field + b": 2}\n\n"
+    subject = framing(mark)
+    assert not is_whole_events(frame_chunk(event))
+    assert decoded(subject.forward(frame_chunk(event))) == mark(event)
+
+
+@pytest.mark.parametrize("size", [1, 100, 2047, 2048, 100_000])
+def test_chunks_of_any_size_go_out_as_they_came(size: int) -> None:
+    event = b":" + b"x" * size + b"\n\n"
+    assert is_whole_events(frame_chunk(event))
+    assert is_whole_events(frame_chunk(event) * 2)
+
+
+@pytest.mark.parametrize("size", [b"A", b"0a", b"+a", b" a", b"a ", b"0xa", b"0", b"-a", b"", b"z"])
+def test_a_size_that_is_not_written_the_plain_way_is_parsed(size: bytes) -> None:
+    assert is_whole_events(b"a\r\ndata: 12\n\n\r\n")
+    assert not is_whole_events(size + b"\r\ndata: 12\n\n\r\n")
+
+
+@pytest.mark.parametrize("field", EDIT_MARKS)
 def test_a_mark_split_over_two_chunks_of_one_read_is_found(field: bytes) -> None:
     event = b'data: {"x": 1, ' + field + b": 2}\n\n"
     middle = event.index(field) + len(field) // 2
@@ -204,10 +226,30 @@ def test_an_event_over_the_cap_is_an_error() -> None:
         subject.forward(frame_chunk(b"x"))
 
 
-def test_a_last_event_without_its_blank_line_is_completed() -> None:
-    for end in (b"", b"\n"):
-        out = run(framing(), frame_chunk(b"data: x" + end), LAST_CHUNK)
-        assert decoded(b"".join(out)) == b"data: x\n\n"
+@pytest.mark.parametrize("event", [b'data: {"x": 1}', b"data: [DONE]"])
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_last_event_without_its_blank_line_is_completed(event: bytes, end: bytes) -> None:
+    out = run(framing(), frame_chunk(event + end), LAST_CHUNK)
+    assert decoded(b"".join(out)) == event + b"\n\n"
+
+
+@pytest.mark.parametrize("half", [b'data: {"choices":[{"te', b"data: [DON", b"dat", b": pin"])
+def test_half_an_event_at_the_end_is_not_made_a_whole_one(half: bytes) -> None:
+    subject = framing()
+    out = run(subject, frame_chunk(PLAIN + half), LAST_CHUNK)
+    assert decoded(b"".join(out)) == PLAIN
+    assert not subject.is_terminated
+
+
+@pytest.mark.parametrize("is_chunked", [True, False])
+def test_what_follows_the_terminator_is_dropped(is_chunked: bool) -> None:
+    subject = framing(is_chunked=is_chunked, max_event_bytes=1000)
+    frame = frame_chunk if is_chunked else bytes
+    # In one read with it, in a read of its own, an event too large, and half an event.
+    reads = [PLAIN + DONE + PLAIN, PLAIN, b"x" * 2000, b'data: {"x": 1}']
+    out = run(subject, *(frame(read) for read in reads))
+    assert decoded(b"".join(out)) == PLAIN + DONE
+    assert subject.is_terminated
 
 
 def test_a_body_without_chunks_is_framed_for_the_client() -> None:
@@ -229,6 +271,8 @@ def test_a_server_that_frames_by_itself_gets_bare_payload() -> None:
         (PLAIN + b"data:[DONE]\n\n", True),
         (PLAIN + b"data: [DONE]\r\n\r\n", True),
         (PLAIN + b"data: [DONE]", True),
+        (PLAIN + b"data: [DONE] \n\n", True),
+        (PLAIN + b"data: [DONE]x\n\n", False),
         (DONE + b": bye\n\n", True),
         (PLAIN, False),
         (b'data: {"content": "[DONE]"}\n\n', False),
@@ -284,7 +328,9 @@ def test_every_event_arrives_once_in_order_and_edited_where_marked(  # noqa: PLR
     data: st.DataObject,
 ) -> None:
     events = [*events, DONE] if is_terminated else events
-    expected = [mark(e) if any(m in e for m in EDIT_MARKS) else e for e in events]
+    are_last = [e.rstrip(b"\r\n") == b"data: [DONE]" for e in events]
+    heard = events[: are_last.index(True) + 1] if any(are_last) else events
+    expected = [mark(e) if any(m in e for m in EDIT_MARKS) else e for e in heard]
 
     body = b"".join(events)
     chunks = events if by_event else pieces(body, data)
@@ -308,7 +354,7 @@ def test_every_event_arrives_once_in_order_and_edited_where_marked(  # noqa: PLR
     for part in got:
         # Only whole events go out, so that an event of ours may follow at any time.
         assert part == b"" or part.endswith((b"\n\n", b"\n\r\n"))
-    assert subject.is_terminated == any(e.rstrip(b"\r\n") == b"data: [DONE]" for e in events)
+    assert subject.is_terminated == any(are_last)
     assert subject.excess == 0
 
 
@@ -323,8 +369,20 @@ def test_every_event_arrives_once_in_order_and_edited_where_marked(  # noqa: PLR
         (b"data: x\n\nrest", b"data: x\n\n"),
         (b"data: x\r\n\r\nrest", b"data: x\r\n\r\n"),
         (b"data: 1\ndata: 2\n\ndata: 3\n\n", b"data: 1\ndata: 2\n\n"),
+        # What a client hears nothing of is no event.
+        (b": ping\n\n", b""),
+        (b": ping\n\n: pi", b""),
+        (b": ping\r\n\r\nretry: 5\nid: 1\ndata: x\n\nrest", b"data: x\n\n"),
+        (b"\xef\xbb\xbfdata: x\n\n", b"data: x\n\n"),
+        (b": ping\rdata: x\n\n", b": ping\rdata: x\n\n"),
+        (b"<html>\n\ndata: x\n\n", b"<html>\n\n"),
     ],
 )
 def test_the_first_event_ends_at_the_first_blank_line(payload: bytes, expected: bytes) -> None:
     assert expected == first_event(payload)
     assert expected == first_event(bytearray(payload))
+
+
+def test_a_stream_of_comments_without_end_is_not_waited_for() -> None:
+    assert b"" == first_event(b": ping\n\n" * 8192)
+    assert first_event(b": ping\n\n" * 8193)

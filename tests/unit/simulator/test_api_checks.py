@@ -12,6 +12,7 @@ from pdcluster_sim.api.logprobs import chat_logprobs, completion_logprobs
 from pdcluster_sim.api.rejections import RequestRejectedError
 from pdcluster_sim.api.sampling import (
     chat_tokens,
+    check_logprobs,
     check_model,
     check_stream_options,
     completion_prompts,
@@ -20,7 +21,7 @@ from pdcluster_sim.api.sampling import (
 )
 from pdcluster_sim.api.schemas import ChatRequest, CompletionRequest, SamplingFields, parse_body
 from pdcluster_sim.api.usage import Usage
-from pdcluster_sim.core.tokens import encode
+from pdcluster_sim.core.tokens import VOCABULARY_SIZE, encode
 
 if TYPE_CHECKING:
     from pdcluster_sim.core.messages import EngineRequest
@@ -106,6 +107,31 @@ def test_a_value_out_of_range_is_rejected(raw: bytes, param: str | None, words: 
         requests_of(raw)
     assert (param, "BadRequestError") == (caught.value.param, caught.value.kind)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "most", "told"),
+    [
+        (21, 20, 21),
+        (10**9, 20, 10**9),
+        (-1, 20, VOCABULARY_SIZE),
+        (1, 0, 1),
+        (VOCABULARY_SIZE + 1, -1, VOCABULARY_SIZE + 1),
+    ],
+)
+def test_more_logprobs_than_are_allowed_are_rejected(wanted: int, most: int, told: int) -> None:
+    with pytest.raises(RequestRejectedError) as caught:
+        check_logprobs(wanted, most=most)
+    assert ("logprobs", "BadRequestError") == (caught.value.param, caught.value.kind)
+    assert str(caught.value) == (
+        f"Requested sample logprobs of {told}, which is greater than max allowed: "
+        f"{VOCABULARY_SIZE if most == -1 else most} (parameter=logprobs, value={told})"
+    )
+
+
+@pytest.mark.parametrize(("wanted", "most"), [(None, 20), (0, 0), (20, 20), (-1, -1)])
+def test_logprobs_within_the_bound_are_taken(wanted: int | None, most: int) -> None:
+    check_logprobs(wanted, most=most)
 
 
 def test_stream_options_need_a_stream() -> None:

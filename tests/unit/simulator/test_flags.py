@@ -106,6 +106,13 @@ def test_the_cache_grows_with_the_model_length_where_its_size_is_not_given() -> 
     assert (settings.num_blocks - 1) * settings.block_size >= 2 * 100_000
 
 
+@pytest.mark.parametrize(("argv", "most"), [((), 20), (("--max-logprobs", "-1"), -1)])
+def test_the_bound_on_logprobs_is_vllms_unless_it_is_given(
+    argv: tuple[str, ...], most: int
+) -> None:
+    assert parse(*argv).max_logprobs == most
+
+
 def test_several_names_may_be_served() -> None:
     assert parse("m", "--served-model-name", "a", "b").served_names == ("a", "b")
 

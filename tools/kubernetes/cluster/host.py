@@ -73,6 +73,8 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
+        # This is all the mutable state: what this process has started, to be reaped at the end.
+        self._outer: subprocess.Popen[bytes] | None = None
 
     @property
     def layout(self) -> Layout:
@@ -131,7 +133,7 @@ class Cluster:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         (self.folder / "cluster.json").write_text(json.dumps(dataclasses.asdict(facts)))
         write_certificates(layout)
-        outer = self._launch_supervisor()
+        self._outer = outer = self._launch_supervisor()
         try:
             self._connect(layout, timeout_s, outer)
         except ClusterError as error:
@@ -154,6 +156,9 @@ class Cluster:
             timeout_s=30.0,
             pause_s=0.02,
         )
+        if self._outer is not None:
+            self._outer.wait(10)
+            self._outer = None
         name = cluster_name(self.folder)
         run("ip", "link", "del", name, check=False)  # Usually gone with its peer already.
         for top in (*CGROUPS.glob(f"*/{name}"), CGROUPS / name):

@@ -15,7 +15,7 @@ STAMP := $(VENV)/.stamp
 
 .PHONY: help
 help: ## Show this help
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2}'
+	@if [ -t 1 ]; then b="\\033[1m" e="\\033[0m"; else b= e=; fi; grep -hE "^[a-z-]+:.*##" $(MAKEFILE_LIST) | awk -F ":.*## " -v b="$$b" -v e="$$e" "{printf \"  %s%-12s%s %s\\n\", b, \$$1, e, \$$2}"
 
 # pip cannot install offline from a warm cache, uv can: so pip fetches uv once, pinned by hash.
 $(UV): locks/uv.txt

@@ -23,7 +23,20 @@ app = typer.Typer(
     epilog=EXIT_CODE_HELP,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback(invoke_without_command=True)
+def program(
+    *,
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """VLLM with separate prefill and decode engines that respect the KV lease."""
+    if show_version:
+        version()
+        raise typer.Exit
+
 
 _File = Annotated[
     Path,

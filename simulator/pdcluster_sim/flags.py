@@ -216,12 +216,19 @@ def _parser(prog: str) -> _Parser:
         metavar="FILE",
         help="JSON list of faults to inject, each with an optional afterSeconds",
     )
-    inert = parser.add_argument_group("accepted", "flags of vLLM that change nothing here")
+    _add_inert(parser)
+    return parser
+
+
+def _add_inert(parser: _Parser) -> None:
+    ignored = ", ".join(sorted((*INERT_SWITCHES, *INERT_VALUES)))
+    inert = parser.add_argument_group(
+        "accepted", f"flags of vLLM that change nothing here: {ignored}"
+    )
     for switch in INERT_SWITCHES:
         inert.add_argument(switch, action=argparse.BooleanOptionalAction, help=argparse.SUPPRESS)
     for flag in INERT_VALUES:
         inert.add_argument(flag, nargs="+", help=argparse.SUPPRESS)
-    return parser
 
 
 def _add_honoured(parser: _Parser) -> None:

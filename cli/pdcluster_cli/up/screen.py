@@ -28,7 +28,6 @@ _COLOURS: Final = {
     "exited": "red",
     STOPPED: "dim",
 }
-_REFRESHES_PER_S: Final = 4
 
 
 class Screen:
@@ -45,10 +44,10 @@ class Screen:
         self._clock = clock
         self._began_at = clock()
         self._shown: dict[str, Row] = {}
+        self._drawn: tuple[Row, ...] | None = None
         self._live = (
-            Live(console=console, refresh_per_second=_REFRESHES_PER_S)
-            if console.is_terminal
-            else None
+            # Drawn when something has changed, not by a clock: what stands still can be selected.
+            Live(console=console, auto_refresh=False) if console.is_terminal else None
         )
 
     def __enter__(self) -> Self:
@@ -76,7 +75,9 @@ class Screen:
         """Show the latest snapshot."""
         current = rows(snapshot, now=self._clock())
         if self._live is not None:
-            self._live.update(_table(current))
+            if current != self._drawn:
+                self._drawn = current
+                self._live.update(_table(current), refresh=True)
             return
         for row in current:
             before = self._shown.get(row.name)

@@ -151,13 +151,14 @@ def check_side_channel(params: KVTransferParams, endpoint: EndpointView) -> None
     """Demand the side channel that discovery published: P names it itself.
 
     Raises:
-        HandOffError: It names another one, which is never handed on.
+        HandOffError: It names another one, which is never handed on. A client reads the message,
+            so it names no address.
     """
     host, port = endpoint.side_channel_host, endpoint.side_channel_port
     if params.port != port or params.host != host:
         raise HandOffError(
-            f"The prefill answer names the side channel {params.host}:{params.port}, but discovery "
-            f"published {host}:{port} for {endpoint.name}."
+            "The prefill answer names another side channel than discovery published for "
+            f"{endpoint.name}. Check its VLLM_NIXL_SIDE_CHANNEL_HOST and _PORT."
         )
 
 

@@ -8,6 +8,7 @@ import json
 import pytest
 from tests.support.exchange_rig import (
     DONE,
+    SIDE_CHANNEL,
     Rig,
     ask,
     config,
@@ -216,6 +217,8 @@ async def test_params_that_name_a_foreign_side_channel_are_never_handed_on() -> 
     async with rig([replies(prefill_answer(kv_transfer_params=evil))], [D_OK]) as made:
         answer = await ask(made)
         assert (502, "hand-off-unusable") == (answer.status, answer.code)
+        assert b"10.9.8.7" not in answer.body
+        assert SIDE_CHANNEL[0].encode() not in answer.body
         assert [] == made.companion.lease_steps
         assert 0 == made.decode[0].num_connections
 

@@ -113,8 +113,10 @@ class Rig:
 
     def condition(self, kind: str) -> tuple[str, str]:
         status = self.get("pdc", "qwen")["status"]
-        (found,) = [each for each in status["conditions"] if each["type"] == kind]
-        return found["status"], found["reason"]
+        found = {each["type"]: each for each in status["conditions"]}
+        if kind not in found:
+            return "", ""  # Nobody has looked at it yet.
+        return found[kind]["status"], found[kind]["reason"]
 
     def wait(self, what: str, holds: Callable[[], Any], *, within_s: float = 90.0) -> Any:
         def look() -> Any:

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import msgspec
 
-__all__ = ["ExchangeRecord", "Journal", "time_of_day"]
+__all__ = ["ExchangeRecord", "Journal"]
 
 MAX_BUFFERED_BYTES = 1024 * 1024
 """Where the reader of the log stalls, lines beyond this are dropped and counted."""
@@ -64,27 +64,22 @@ class ExchangeRecord(msgspec.Struct, omit_defaults=True, gc=False):
 _ENCODER = msgspec.json.Encoder()
 
 
-def time_of_day() -> str:
-    """Now, as :mod:`logging` writes it: local time, milliseconds after a comma."""
-    now = time.time()
-    seconds = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
-    return f"{seconds},{int(now * 1000) % 1000:03d}"
-
-
 class Journal:
     """Writes records.
 
     Args:
         out: Where lines go, or None to write none.
-        now: The time of day, as in other log lines.
+        now: Seconds since the epoch.
 
     Attributes:
         num_dropped: Lines lost so far.
     """
 
-    def __init__(self, out: BinaryIO | None, *, now: Callable[[], str] = time_of_day) -> None:
+    def __init__(self, out: BinaryIO | None, *, now: Callable[[], float] = time.time) -> None:
         self._out = out
         self._now = now
+        self._second = -1
+        self._stamp = ""
         # This is all the mutable state; it is changed on the loop only.
         self._buffer = bytearray()
         self.num_dropped = 0
@@ -101,9 +96,18 @@ class Journal:
         if len(self._buffer) > MAX_BUFFERED_BYTES:
             self.num_dropped += 1
             return
-        record.time, record.level = self._now(), "INFO"
+        record.time, record.level = self._time_of_day(), "INFO"
         self._buffer += _ENCODER.encode(record)
         self._buffer += b"\n"
+
+    def _time_of_day(self) -> str:
+        """Now, as :mod:`logging` writes it: local time, milliseconds after a comma."""
+        now = self._now()
+        second = int(now)
+        if second != self._second:  # To write it out costs more than the whole record.
+            self._second = second
+            self._stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
+        return f"{self._stamp},{int(now * 1000) % 1000:03d}"
 
     async def write_out(self) -> None:
         """Write what was gathered in a thread: where the log's reader stalls, the loop goes on.

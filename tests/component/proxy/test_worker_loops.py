@@ -20,7 +20,6 @@ from pdcluster_proxy.exchange.journal import (
     MAX_BUFFERED_BYTES,
     ExchangeRecord,
     Journal,
-    time_of_day,
 )
 from pdcluster_proxy.exchange.worker import Worker
 
@@ -142,13 +141,17 @@ async def test_lines_that_come_while_others_are_written_are_kept_in_order() -> N
 
 def test_a_line_says_when_it_was_written_as_other_lines_do() -> None:
     out = io.BytesIO()
-    journal = Journal(out, now=lambda: "2026-11-29 12:00:00,123")
-    journal.write(ExchangeRecord(event="exchange.complete"))
+    now = iter([1_000_000_000.25, 1_000_000_000.5, 1_000_000_001.0])
+    journal = Journal(out, now=lambda: next(now))
+    for _ in range(3):
+        journal.write(ExchangeRecord(event="exchange.complete"))
     journal.flush()
-    line = json.loads(out.getvalue())
-    assert list(line) == ["time", "level", "event"]
-    assert line["time"] == "2026-11-29 12:00:00,123"
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}", time_of_day())
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert list(lines[0]) == ["time", "level", "event"]
+    times = [line["time"] for line in lines]
+    assert [time.rpartition(",")[2] for time in times] == ["250", "500", "000"]
+    assert times[0][:19] == times[1][:19] != times[2][:19]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}", times[0])
 
 
 @pytest.mark.parametrize("out", [None, io.BytesIO()])

@@ -61,6 +61,26 @@ test: check $(if $(WITHOUT_VLLM),,vllm-env) ## Everything: check, then all tests
 test-quick: setup ## Unit and component tests only
 	@$(BIN)/pytest tests/unit tests/component tests/repo $(PYTEST_ARGS)
 
+.PHONY: kubernetes
+kubernetes: setup ## Build a real Kubernetes for tests: 20 CPU minutes once, into the cache (needs Go)
+	@$(BIN)/python -m tools.kubernetes.build
+
+.PHONY: cluster
+cluster: setup ## Start a Kubernetes of one node in namespaces of its own (root)
+	@$(BIN)/python -m tools.kubernetes.cluster start --network-policy
+
+.PHONY: cluster-down
+cluster-down: setup ## Stop it and remove everything it made
+	@$(BIN)/python -m tools.kubernetes.cluster stop
+
+.PHONY: cluster-shell
+cluster-shell: setup ## A shell with kubectl and helm for it
+	@$(BIN)/python -m tools.kubernetes.cluster shell
+
+.PHONY: test-cluster
+test-cluster: setup ## Tests on a real Kubernetes (root, Go; not yet part of `make test`)
+	@$(BIN)/pytest -m cluster $(PYTEST_ARGS)
+
 .PHONY: check
 check: lint types imports generated ## What must hold before a commit: lint, types, imports, generated files
 

@@ -25,7 +25,7 @@ from pdcluster_proxy.logs import configure
 from pdcluster_proxy.settings import ProcessSettings, parse_process_settings
 from pdcluster_proxy.wire.engine_client import EngineClient
 from pdcluster_proxy.wire.link import CompanionLink
-from pdcluster_proxy.wire.server import EdgeServer, serve_worker
+from pdcluster_proxy.wire.server import BACKLOG, EdgeServer, serve_worker
 
 _LOG = logging.getLogger(__name__)
 _FIRST_SNAPSHOT_S = 3.0
@@ -60,13 +60,17 @@ async def run(config: ProxyConfig, settings: ProcessSettings) -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, server.stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # A terminal's Ctrl-C is the supervisor's.
+    # Before the companion counts this worker: a proxy that is to be replaced leaves once this one
+    # is ready, and then clients must find a listener.
+    listener = socket.socket(fileno=settings.socket)
+    listener.listen(BACKLOG)
     link.start()
     # Clients wait in the socket's queue until this worker knows the pool.
     if not await link.first_snapshot(timeout_s=_FIRST_SNAPSHOT_S):
         _LOG.warning("worker.started.blind")
     _LOG.info("worker.started", extra={"port": config.listen.port})
     try:
-        await serve_worker(server, [socket.socket(fileno=settings.socket)])
+        await serve_worker(server, [listener])
     finally:
         await link.close()
         await engines.close()

@@ -1,7 +1,7 @@
 """Command line of the test cluster.
 
-Shell. ``start``, ``stop``, ``status``, ``exec -- COMMAND``, ``import IMAGE``, ``hold`` and
-``release COMPONENT``; ``supervise`` is what runs inside.
+Shell. ``start``, ``stop``, ``status``, ``shell``, ``exec -- COMMAND``, ``import IMAGE``, ``hold``
+and ``release COMPONENT``; ``supervise`` is what runs inside.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     start.add_argument("--timeout", type=float, default=180.0, help="seconds")
     verb("stop", "end every process and remove what the cluster made")
     verb("status", "print addresses and paths")
+    verb("shell", "a shell with kubectl and helm for it")
     verb("exec", "run a command in the namespaces").add_argument("command", nargs="+")
     verb("import", "give the node an image").add_argument("image", type=Path, nargs="+")
     for name, text in (("hold", "kill a component and keep it down"), ("release", "let it up")):
@@ -87,6 +88,8 @@ def _act(cluster: Cluster, args: argparse.Namespace) -> int:
             cluster.stop()
         case "status":
             print(json.dumps(_status(cluster), indent=1))
+        case "shell":
+            return cluster.shell()
         case "exec":
             return cluster.exec(args.command)
         case "import":

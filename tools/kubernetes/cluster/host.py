@@ -185,6 +185,29 @@ class Cluster:
         into = ["nsenter", "-t", str(pid), "-m", "-n", "-p", "-i", "-u", "--"]
         return subprocess.run([*into, *argv], env=env, check=False).returncode
 
+    def shell(self) -> int:
+        """Run the user's shell on the host, with kubectl and helm for this cluster.
+
+        Raises:
+            ClusterError: The cluster does not run.
+        """
+        if not self.is_running:
+            message = f"the cluster in {self.folder} does not run: start it with 'make cluster'"
+            raise ClusterError(message)
+        layout = self.layout
+        env = {
+            **os.environ,
+            "PATH": f"{layout.bin}:{os.environ['PATH']}",
+            "KUBECONFIG": str(layout.kubeconfig),
+            # Helm's own folders, so that the user's repositories are left alone.
+            **{
+                f"HELM_{kind}_HOME": str(self.folder / "helm")
+                for kind in ("CACHE", "CONFIG", "DATA")
+            },
+        }
+        program = os.environ.get("SHELL", "/bin/sh")
+        return subprocess.run([program], env=env, check=False).returncode
+
     def import_image(self, archive: Path) -> None:
         """Give the node an image from a docker or OCI archive.
 

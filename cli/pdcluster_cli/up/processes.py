@@ -193,13 +193,35 @@ class Launcher:
             scratch = scratch_of(mark)
             scratch.mkdir(mode=0o700)
             env = {**env, RPC_VARIABLE: str(scratch)}
+        try:
+            return await self._spawn(
+                argv, log=log, record=record, env=env, cwd=cwd, grace_s=grace_s, scratch=scratch
+            )
+        except OSError:
+            # No guard will clean up after what was never launched.
+            record.unlink(missing_ok=True)
+            if scratch is not None:
+                shutil.rmtree(scratch, ignore_errors=True)
+            raise
+
+    async def _spawn(
+        self,
+        argv: tuple[str, ...],
+        *,
+        log: Path,
+        record: Path,
+        env: Mapping[str, str],
+        cwd: str | None,
+        grace_s: float,
+        scratch: Path | None,
+    ) -> Running:
         with log.open("ab") as output:
             # Before the launch: the program shares this file's position.
             log_start = output.tell()
             guard = await asyncio.create_subprocess_exec(
                 *guard_argv(
                     argv,
-                    mark=mark,
+                    mark=record.stem,
                     record=record,
                     grace_s=grace_s,
                     parent=os.getpid(),

@@ -94,6 +94,15 @@ async def test_signals_to_one_that_has_ended_are_no_trouble(launcher: Launcher) 
     running.kill()
 
 
+async def test_what_cannot_be_launched_leaves_nothing(launcher: Launcher) -> None:
+    launcher.log_of("engine").mkdir(parents=True)
+    before = set(scratch_of("x").parent.glob("pdc-*"))
+    with pytest.raises(IsADirectoryError):
+        await launcher.launch("engine", ("true",), env={}, cwd=None, grace_s=1.0, has_sockets=True)
+    assert set(scratch_of("x").parent.glob("pdc-*")) == before
+    assert list((launcher.run_dir / "guards").iterdir()) == []
+
+
 async def test_a_program_that_is_killed_ends_at_once(launcher: Launcher) -> None:
     program = "import time; print('begun', flush=True); time.sleep(600)"
     running = await launch(launcher, program, grace_s=600)

@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 from tests.support.kubernetes import Kubectl, KubectlError
 from tests.support.resource_table import BAD, GOOD
-from tests.support.resources import validated
-
-from pdcluster_api.v1alpha1.shape import BROKEN_RULES
+from tests.support.resources import broken_by
 
 pytestmark = pytest.mark.cluster
 
@@ -20,26 +17,12 @@ def test_a_good_resource_is_taken(kubectl: Kubectl, document: Any) -> None:
     kubectl.apply(document, namespace="default", dry_run=True)
 
 
-def rules_broken(document: Any) -> set[str]:
-    """Messages of our own rules that a resource breaks by the models."""
-    try:
-        validated(document)
-    except ValidationError as error:
-        return {
-            rule.message
-            for details in error.errors()
-            if details["type"] == BROKEN_RULES
-            for rule in details["ctx"]["broken"]
-        }
-    return set()
-
-
 @pytest.mark.parametrize("document", [bad for bad, _ in BAD.values()], ids=BAD)
 def test_a_bad_resource_is_rejected_with_the_models_words(kubectl: Kubectl, document: Any) -> None:
     with pytest.raises(KubectlError) as raised:
         kubectl.apply(document, namespace="default", dry_run=True)
     said = " ".join(str(raised.value).split())
-    broken = rules_broken(document)
+    broken, _ = broken_by(document)
     # Where the structure is wrong the server does not come to the rules.
     if broken and "some validation rules were not checked" not in said:
         assert any(" ".join(message.split()) in said for message in broken), said

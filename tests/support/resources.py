@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from pdcluster_api.v1alpha1 import PDCluster
+from pdcluster_api.v1alpha1.shape import BROKEN_RULES
 
 MODEL = {"name": "Qwen/Qwen3-8B"}
 ENGINE = {"image": "sim:1"}
@@ -47,3 +49,18 @@ def validated(document: Mapping[str, object]) -> PDCluster:
 def cluster(**fields: Any) -> PDCluster:
     """Return the model of a minimal resource with the given fields of its spec."""
     return validated(resource(**fields))
+
+
+def broken_by(document: Any) -> tuple[set[str], bool]:
+    """Return the messages of the rules that a resource breaks, and whether more is wrong."""
+    try:
+        validated(document)
+    except ValidationError as error:
+        messages = {
+            rule.message
+            for details in error.errors()
+            if details["type"] == BROKEN_RULES
+            for rule in details["ctx"]["broken"]
+        }
+        return messages, any(details["type"] != BROKEN_RULES for details in error.errors())
+    return set(), False

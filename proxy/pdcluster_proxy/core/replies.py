@@ -61,9 +61,6 @@ class PrefillUsage(msgspec.Struct, frozen=True, gc=False):
     cached_tokens: int | None = None
 
 
-NO_PREFILL: Final = PrefillUsage()
-
-
 class _Choice(msgspec.Struct, gc=False):
     finish_reason: str | None = None
     message: Raw = _NULL

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = [
     "END_TOKEN",
     "VOCABULARY_SIZE",
-    "WORST_CHARS_PER_TOKEN",
     "chat_prompt",
     "decode",
     "encode",
@@ -58,10 +57,6 @@ _IDS: Final = {piece: index for index, piece in enumerate(_PIECES)}
 _LONGEST: Final = max(map(len, _PIECES))
 VOCABULARY_SIZE: Final = len(_PIECES)
 """Token ids run from 0 to this, exclusive."""
-
-WORST_CHARS_PER_TOKEN: Final = _LONGEST
-"""No token spells more characters than this, so a text of n characters has n / this tokens at
-least."""
 
 _SPECIAL_PATTERN: Final = "|".join(map(re.escape, _SPECIAL))
 _WORDS_PATTERN: Final = re.compile(

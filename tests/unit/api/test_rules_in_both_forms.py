@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from tests.support.cel import broken_messages, holds, with_defaults
 from tests.support.resource_table import BAD, GOOD
-from tests.support.resources import resource, validated
+from tests.support.resources import broken_by, resource
 
 from pdcluster_api.crd import structural_schema
 from pdcluster_api.v1alpha1 import PDCluster
-from pdcluster_api.v1alpha1.shape import BROKEN_RULES
 
 SCHEMA: dict[str, Any] = structural_schema(PDCluster)
 # The API server checks the root's rules with metadata, which the schema leaves open.
@@ -22,21 +20,6 @@ SCHEMA: dict[str, Any] = structural_schema(PDCluster)
 
 def broken_in_cel(document: Any) -> set[str]:
     return set(broken_messages(SCHEMA, with_defaults(SCHEMA, document)))
-
-
-def broken_in_models(document: Any) -> tuple[set[str], bool]:
-    """Return the messages of broken rules, and whether anything else is wrong."""
-    try:
-        validated(document)
-    except ValidationError as error:
-        rules = {
-            rule.message
-            for details in error.errors()
-            if details["type"] == BROKEN_RULES
-            for rule in details["ctx"]["broken"]
-        }
-        return rules, any(details["type"] != BROKEN_RULES for details in error.errors())
-    return set(), False
 
 
 @pytest.mark.parametrize(
@@ -69,7 +52,7 @@ def test_a_good_resource_breaks_no_rule_in_cel(document: Any) -> None:
 def _only_rules() -> dict[str, Any]:
     found = {}
     for title, (document, _) in BAD.items():
-        rules, otherwise = broken_in_models(document)
+        rules, otherwise = broken_by(document)
         if rules and not otherwise:
             found[title] = document
     return found
@@ -77,7 +60,7 @@ def _only_rules() -> dict[str, Any]:
 
 @pytest.mark.parametrize("document", _only_rules().values(), ids=_only_rules())
 def test_a_resource_that_breaks_rules_breaks_them_in_cel_too(document: Any) -> None:
-    in_models, _ = broken_in_models(document)
+    in_models, _ = broken_by(document)
     in_cel = broken_in_cel(document)
     # A model's rules are not asked while a part of it is rejected; the API server asks all.
     assert in_models <= in_cel
@@ -149,7 +132,7 @@ NAMES = st.sampled_from(["a", "a" * 30, "a" * 31, "a" * 40, "a" * 41, "1a", "a-"
 @given(spec=SPECS, name=NAMES)
 def test_models_and_cel_agree_on_any_resource(spec: dict[str, Any], name: str) -> None:
     document = resource(spec, name=name)
-    in_models, otherwise = broken_in_models(document)
+    in_models, otherwise = broken_by(document)
     in_cel = broken_in_cel(document)
     assert not otherwise
     assert in_models <= in_cel

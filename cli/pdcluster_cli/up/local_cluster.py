@@ -49,6 +49,7 @@ from pdcluster_cli.up.snapshot import (
     Snapshot,
     Stop,
     endpoints_of,
+    has_replaced_proxy,
     is_ready,
     observed,
     probed,
@@ -65,6 +66,13 @@ _TICK_S: Final = 0.2
 
 _START_PROBE_PERIOD_S: Final = 0.2
 """Seconds between two probes of a program that is still to become ready: a person is waiting."""
+
+_HANDOVER_S: Final = 10.0
+"""Longest wait for a replaced proxy to be gone.
+
+It stops accepting at once and ends with its last answer, which may be a long one: after this time
+only answers keep it.
+"""
 
 _TAIL_LINES: Final = 15
 _CANNOT_LAUNCH = 126
@@ -177,6 +185,9 @@ class LocalCluster:
     async def wait_ready(self) -> None:
         """Wait until every engine serves, the proxy does, and the proxy sees the engines.
 
+        A proxy that was replaced has stopped accepting by then: it shares its address with its
+        successor, and a client that reached it would be answered as before the edit.
+
         Raises:
             StartError: A program ended before it was ever ready.
             StartTimeoutError: A program was not ready within its start-up budget.
@@ -184,6 +195,11 @@ class LocalCluster:
         await self._wait_until(lambda: self._failure is not None or is_ready(self._snapshot))
         while self._failure is None and not await self._proxies_are_ready():  # noqa: ASYNC110 - the state is another process's
             await asyncio.sleep(_START_PROBE_PERIOD_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_HANDOVER_S):
+                await self._wait_until(
+                    lambda: self._failure is not None or not has_replaced_proxy(self._snapshot)
+                )
         if self._failure is not None:
             raise self._failure
 

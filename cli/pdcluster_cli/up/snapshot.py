@@ -23,6 +23,7 @@ __all__ = [
     "Snapshot",
     "Stop",
     "endpoints_of",
+    "has_replaced_proxy",
     "host_of",
     "is_ready",
     "kind_of",
@@ -190,6 +191,14 @@ def is_ready(snapshot: Snapshot) -> bool:
     wanted = [member for member in snapshot.members if member.wanted]
     return bool(wanted) and all(
         member.phase is Phase.READY and member.stop is Stop.NOT for member in wanted
+    )
+
+
+def has_replaced_proxy(snapshot: Snapshot) -> bool:
+    """Whether a proxy is left whose successor is wanted."""
+    return any(
+        member.kind is Kind.PROXY and not member.wanted and member.is_alive
+        for member in snapshot.members
     )
 
 

@@ -36,11 +36,13 @@ class Peer:
             if pause_s:
                 await asyncio.sleep(pause_s)
 
-    async def until_closed(self) -> None:
-        """Return once the proxy has closed its side."""
+    async def until_closed(self) -> bytes:
+        """Return what the proxy still sends until it closes its side."""
+        rest = b""
         with contextlib.suppress(ConnectionError):
-            while await self._reader.read(65536):
-                pass
+            while data := await self._reader.read(65536):
+                rest += data
+        return rest
 
     def close(self) -> None:
         """Close in order."""

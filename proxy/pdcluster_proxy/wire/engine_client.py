@@ -5,7 +5,9 @@ connection does is in ``engine_leg.py``. Deliberately not here: retries, choice 
 codes, TLS.
 
 Idle connections are taken last in, first out, so that the warmest is used and the surplus ages out.
-One sweep per second looks at every connection; only the connect timeout is exact.
+One sweep per second looks at every connection; only the connect timeout is exact. The requests of
+one pass of the event loop go out together after it: an engine that sleeps is woken by the first of
+them, and finds the others when it looks; woken by each, it costs us a fifth more per request.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections import Counter
+from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from pdcluster_proxy.errors import ConnectError
@@ -63,6 +65,7 @@ class EngineClient:
         self._idle: dict[Address, dict[EngineSocket, None]] = {}  # A stack one can remove from.
         self._open: set[EngineSocket] = set()
         self._opened: Counter[Address] = Counter()
+        self._unsent: deque[EngineSocket] = deque()
         self._sweeper: asyncio.TimerHandle | None = None
 
     @property
@@ -115,7 +118,12 @@ class EngineClient:
         try:
             async with asyncio.timeout(timeout_s):
                 _, socket = await loop.create_connection(
-                    lambda: self._socket(address, on_idle=self._return, on_closed=self._forget),
+                    lambda: self._socket(
+                        address,
+                        on_unsent=self._send_later,
+                        on_idle=self._return,
+                        on_closed=self._forget,
+                    ),
                     address.host,
                     address.port,
                 )
@@ -135,6 +143,20 @@ class EngineClient:
         if self._sweeper is None:
             self._sweeper = loop.call_later(self._sweep_interval_s, self._sweep)
         return socket.begin()
+
+    def _send_later(self, socket: EngineSocket) -> None:
+        if not self._unsent:
+            socket.loop.call_soon(self._send)
+        self._unsent.append(socket)
+
+    def _send(self) -> None:
+        unsent = self._unsent
+        try:
+            while unsent:
+                unsent.popleft().flush()
+        finally:  # One connection's fault is not the others'.
+            if unsent:
+                unsent[0].loop.call_soon(self._send)
 
     def _return(self, socket: EngineSocket) -> None:
         idle = self._idle.get(socket.address)

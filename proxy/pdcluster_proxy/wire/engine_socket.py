@@ -35,6 +35,7 @@ class EngineSocket(asyncio.Protocol):
 
     Args:
         address: Where it leads.
+        on_unsent: Called with each request that is to go out soon; :meth:`flush` sends it.
         on_idle: Called once per leg after which the connection can carry another.
         on_closed: Called once, when the connection has ended.
 
@@ -50,14 +51,17 @@ class EngineSocket(asyncio.Protocol):
 
     # This is all the mutable state of a connection.
     __slots__ = (
+        "_is_asked",
         "_is_broken",
         "_is_reading_paused",
         "_keeps_alive",
         "_leg",
         "_on_closed",
         "_on_idle",
+        "_on_unsent",
         "_parser",
         "_transport",
+        "_unsent",
         "address",
         "closed",
         "idle_since",
@@ -70,18 +74,22 @@ class EngineSocket(asyncio.Protocol):
         self,
         address: Address,
         *,
+        on_unsent: Callable[[EngineSocket], None],
         on_idle: Callable[[EngineSocket], None],
         on_closed: Callable[[EngineSocket], None],
     ) -> None:
         self.address = address
+        self._on_unsent = on_unsent
         self._on_idle = on_idle
         self._on_closed = on_closed
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._leg: EngineLeg | None = None
+        self._is_asked = False
         self._is_broken = False
         self._is_reading_paused = False
         self._keeps_alive = False
+        self._unsent = b""
         self.loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self.loop.create_future()
         self.pass_on: Callable[[bytes], bool] | None = None
@@ -99,24 +107,36 @@ class EngineSocket(asyncio.Protocol):
     @property
     def num_unsent(self) -> int:
         """Bytes written that the kernel has not taken yet."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+        if self._transport is None:
+            return 0
+        return len(self._unsent) + self._transport.get_write_buffer_size()
 
     def begin(self) -> EngineLeg:
         """Give the connection to a new leg."""
         assert self._leg is None
         self.is_complete = False
+        self._is_asked = False
         self._keeps_alive = False
         self._leg = leg = EngineLeg(self)
         return leg
 
     def write(self, head: bytes, body: bytes) -> None:
-        """Hand one request to the kernel, or to the transport's buffer."""
+        """Send one request: a small one with the others of this moment, a large one at once."""
         if self._transport is not None:
             # One buffer is one cheap system call; a large body is not worth its copy.
             if len(body) < _JOIN_LIMIT_BYTES:
-                self._transport.write(head + body)
+                self._unsent = head + body
+                self._on_unsent(self)
             else:
+                self._is_asked = True
                 self._transport.writelines((head, body))
+
+    def flush(self) -> None:
+        """Hand what is unsent to the kernel, or to the transport's buffer."""
+        unsent, self._unsent = self._unsent, b""
+        if self._transport is not None and not self._transport.is_closing():
+            self._is_asked = True
+            self._transport.write(unsent)
 
     def end_leg(self, *, may_reuse: bool) -> None:
         """The leg is over: back to the pool if another can follow, else close."""
@@ -168,7 +188,8 @@ class EngineSocket(asyncio.Protocol):
         if pass_on is not None and pass_on(data):
             return
         leg = self._leg
-        if leg is None or self._is_broken:  # Nobody asked for these bytes.
+        # Nobody asked for these bytes, or nobody can have yet.
+        if leg is None or self._is_broken or not self._is_asked:
             self.abort()
             return
         try:

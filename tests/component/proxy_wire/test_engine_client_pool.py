@@ -19,7 +19,7 @@ from tests.support.scripted_engine import (
 from typing_extensions import override
 
 from pdcluster_proxy.core.ports import Address
-from pdcluster_proxy.errors import ConnectError
+from pdcluster_proxy.errors import ConnectError, ConnectionLostError
 from pdcluster_proxy.wire.engine_client import EngineClient, request_head
 from pdcluster_proxy.wire.engine_leg import EngineLeg
 from pdcluster_proxy.wire.engine_socket import EngineSocket
@@ -44,6 +44,75 @@ async def test_one_connection_carries_requests_one_after_the_other(client: Engin
         bodies = [await answer(client, engine.address) for _ in range(2)]
     assert bodies == [b"1", b"2"]
     assert client.connections_opened == {engine.address: 1}
+
+
+async def test_requests_of_one_moment_go_out_together_once_it_is_over(
+    client: EngineClient,
+) -> None:
+    async with scripted_engine(replies(json_answer(b"{}"))) as engine:
+        legs = [await client.connect(engine.address, timeout_s=TIMEOUT_S) for _ in range(3)]
+        head = request_head("POST", "/v1/completions", engine.address, [], 2)
+        for leg in legs:
+            leg.send(head, b"{}")
+        assert [leg.bytes_accepted for leg in legs] == [0, 0, 0]
+        await asyncio.sleep(0)
+        assert [leg.bytes_accepted for leg in legs] == [len(head) + 2] * 3
+        for leg in legs:
+            assert (await leg.head(timeout_s=TIMEOUT_S)).status == 200
+            await leg.collect(100, timeout_s=TIMEOUT_S)
+
+
+async def test_a_leg_given_up_in_the_moment_of_its_request_sends_nothing(
+    client: EngineClient,
+) -> None:
+    heard: list[bytes] = []
+
+    async def script(peer: Peer) -> None:
+        heard.append(await peer.until_closed())
+
+    async with scripted_engine(script) as engine:
+        leg = await ask(client, engine.address)
+        leg.abort()
+        assert leg.bytes_accepted == 0
+        await eventually(lambda: len(heard) == 1)
+    assert heard == [b""]
+
+
+async def test_one_fault_of_a_request_does_not_keep_the_others() -> None:
+    class Broken(EngineSocket):
+        faults = 1
+
+        @override
+        def flush(self) -> None:
+            if Broken.faults:
+                Broken.faults -= 1
+                raise RuntimeError("a bug")
+            super().flush()
+
+    seen: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _loop, context: seen.append(context["exception"]))
+    client = EngineClient(socket=Broken)
+    async with scripted_engine(replies(json_answer(b"{}"))) as engine:
+        unlucky, lucky = [await ask(client, engine.address) for _ in range(2)]
+        assert (await lucky.head(timeout_s=TIMEOUT_S)).status == 200
+        unlucky.abort()
+        await client.close()
+    assert len(seen) == 1
+
+
+async def test_an_answer_that_comes_before_its_request_is_nobodys(client: EngineClient) -> None:
+    async def hasty(peer: Peer) -> None:
+        await peer.send(json_answer(b"{}"))
+        await peer.until_closed()
+
+    async with scripted_engine(hasty) as engine:
+        leg = await client.connect(engine.address, timeout_s=TIMEOUT_S)
+        await eventually(lambda: client.num_open == 0)
+        leg.send(request_head("POST", "/v1/completions", engine.address, [], 2), b"{}")
+        with pytest.raises(ConnectionLostError):
+            await leg.head(timeout_s=TIMEOUT_S)
+        assert leg.bytes_accepted == 0
 
 
 async def test_the_warmest_idle_connection_is_taken_first(client: EngineClient) -> None:

@@ -70,7 +70,10 @@ class Rig:
         self.closed: list[EngineSocket] = []
         self.transport = Transport()
         self.socket = EngineSocket(
-            Address("engine", 80), on_idle=self.idle.append, on_closed=self.closed.append
+            Address("engine", 80),
+            on_unsent=EngineSocket.flush,
+            on_idle=self.idle.append,
+            on_closed=self.closed.append,
         )
         self.socket.connection_made(self.transport)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import sys
 import time
@@ -20,7 +21,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from pdcluster_api.proxy_config import ProxyConfig
-from pdcluster_proxy.api.openai import ExchangeEndpoint, ModelsEndpoint, UnfinishedBodies
+from pdcluster_proxy.api.openai import (
+    ExchangeEndpoint,
+    ModelsEndpoint,
+    UnfinishedBodies,
+    request_id_of,
+)
 from pdcluster_proxy.api.probes import healthz, readyz
 from pdcluster_proxy.background import kept_up
 from pdcluster_proxy.core.bodies import PATHS, Api
@@ -80,8 +86,10 @@ def create_app(
             Route("/v1/models/{model:path}", models, methods=["GET"]),
             Route("/healthz", healthz),
             Route("/readyz", readyz(worker)),
+            # vLLM's own name for it, which load balancers and clients of vLLM know.
+            Route("/health", readyz(worker)),
         ],
-        exception_handlers={HTTPException: _http_error},
+        exception_handlers={HTTPException: functools.partial(_http_error, worker)},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False  # A redirected POST would be sent twice.
@@ -89,20 +97,21 @@ def create_app(
     return app
 
 
-def _http_error(request: Request, error: Exception) -> Response:
+def _http_error(worker: Worker, request: Request, error: Exception) -> Response:
     """Give routing's own errors (404, 405) the API's shape."""
     assert isinstance(error, HTTPException), "registered for nothing else"
     code = {404: "unknown-route", 405: "method-not-allowed"}.get(error.status_code, "http-error")
     path = request.url.path[:256]
     message = {
         "unknown-route": f"{path} is not served. Served are {', '.join(PATHS.values())} (POST) and "
-        "/v1/models, /healthz, /readyz (GET).",
+        "/v1/models, /health, /healthz, /readyz (GET).",
         "method-not-allowed": f"{path} does not take {request.method}; see the Allow header.",
     }.get(code, str(error.detail))
     headers = {
         **(error.headers or {}),
         REASON_HEADER.decode(): code,
         "cache-control": "no-store",
+        "x-request-id": request_id_of(request.scope, worker),
     }
     body = error_body(status=error.status_code, code=code, message=message)
     return Response(body, error.status_code, headers, media_type="application/json")

@@ -22,7 +22,7 @@ from pdcluster_proxy.exchange.runner import Runner
 from pdcluster_proxy.exchange.worker import Worker
 from pdcluster_proxy.wire.relay import take_body
 
-__all__ = ["ExchangeEndpoint", "ModelsEndpoint", "UnfinishedBodies", "read_body"]
+__all__ = ["ExchangeEndpoint", "ModelsEndpoint", "UnfinishedBodies", "read_body", "request_id_of"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -120,6 +120,7 @@ class ModelsEndpoint:
 
     def __init__(self, worker: Worker, *, created: int) -> None:
         name = worker.config.model
+        self._worker = worker
         self._model = {"id": name, "object": "model", "created": created, "owned_by": "pdcluster"}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -132,7 +133,13 @@ class ModelsEndpoint:
             answer = JSONResponse(self._model)
         else:
             answer = not_found(f"The model {wanted[:256]!r} does not exist.", "model-not-found")
+        answer.headers["x-request-id"] = request_id_of(scope, self._worker)
         await answer(scope, receive, send)
+
+
+def request_id_of(scope: Scope, worker: Worker) -> str:
+    """Return the client's own request id where it has a usable one, else a new one."""
+    return read_client_headers(scope["headers"]).request_id or worker.new_id()
 
 
 def not_found(message: str, code: str) -> Response:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec.structs import asdict
+from pydantic.alias_generators import to_camel
 
 from pdcluster_api.proxy_config import Role
 from pdcluster_api.proxy_state import EngineLedger, ProxyState
@@ -24,6 +25,7 @@ from pdcluster_proxy.core.messages import (
     DrainNotice,
     EndpointState,
     EndpointView,
+    Load,
     OutcomeKind,
     PoolNotice,
     PoolSnapshot,
@@ -300,8 +302,8 @@ class Companion:
         return self._roster.views(self._legs_but(None), now=self._clock())
 
     def endpoint_rows(self) -> tuple[Mapping[str, object], ...]:
-        """Every endpoint for people."""
-        return tuple(asdict(view) for view in self.endpoints())
+        """Every endpoint for people, with names as the ledger's page writes them."""
+        return tuple(_with_json_names(asdict(view)) for view in self.endpoints())
 
     def state(self) -> ProxyState:
         """What the operator asks for."""
@@ -425,3 +427,10 @@ class Companion:
 def _told(census: Mapping[EndpointState, int]) -> str:
     told = [f"{census[state]} {state.value}" for state in _SHOWN_STATES if census[state]]
     return ", ".join(told) or "none"
+
+
+def _with_json_names(row: Mapping[str, object]) -> Mapping[str, object]:
+    return {
+        to_camel(name): _with_json_names(asdict(value)) if isinstance(value, Load) else value
+        for name, value in row.items()
+    }

@@ -41,6 +41,7 @@ def pick_prefill(running: RunningExchange, _command: PickPrefill) -> Event:
     if isinstance(picked, NoPick):
         return NoEndpoint(picked.lack, picked.message, worker.may_prefill_locally)
     running.prefill = picked
+    running.story.prefill_picked(picked)
     return PrefillPicked(picked.name)
 
 

@@ -47,6 +47,10 @@ class Story:
             event=EVENT, request_id=request_id, route=self._route, stream=request.stream
         )
 
+    def prefill_picked(self, endpoint: EndpointView) -> None:
+        """A prefill engine was chosen."""
+        self.record.prefill = endpoint.name
+
     def granted(
         self,
         endpoint: EndpointView,
@@ -57,7 +61,6 @@ class Story:
     ) -> None:
         """P has answered."""
         record = self.record
-        record.prefill = endpoint.name
         record.engine_id = params.engine_id
         record.leg_id = leg_id
         record.lease_s = endpoint.lease_duration_s

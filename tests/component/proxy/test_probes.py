@@ -60,6 +60,26 @@ async def test_a_worker_without_a_pair_of_one_revision_is_not_ready() -> None:
         assert (503, "no-pair") == (status, body["status"])
 
 
+async def test_vllm_s_name_of_the_probe_is_known() -> None:
+    async with served(endpoint("p1"), endpoint("d1")) as (server, companion):
+        assert await get(server, "/health") == await get(server, "/readyz")
+        companion.is_draining = True
+        assert 503 == (await get(server, "/health"))[0]
+
+
+@pytest.mark.parametrize(
+    "line", ["GET /nothing", "GET /v1/completions", "GET /v1/models", "GET /v1/models/nobody"]
+)
+async def test_answers_of_the_proxy_itself_have_a_request_id(line: str) -> None:
+    async with served() as (server, _):
+        heads = []
+        for field in ("X-Request-Id: mine\r\n", ""):
+            request = f"{line} HTTP/1.1\r\nHost: a\r\n{field}Connection: close\r\n\r\n"
+            heads.append((await server.exchange(request.encode())).partition(b"\r\n\r\n")[0])
+        assert b"\r\nx-request-id: mine\r\n" in heads[0] + b"\r\n"
+        assert b"\r\nx-request-id: " in heads[1]
+
+
 async def test_a_draining_worker_is_not_ready_but_alive() -> None:
     async with served(endpoint("p1"), endpoint("d1")) as (server, companion):
         assert 200 == (await get(server, "/readyz"))[0]

@@ -224,3 +224,4 @@ async def test_every_exchange_is_counted_once(prefill: Script, expected: tuple[s
         assert [expected] == counted(made)
         (record,) = made.records()
         assert expected[1] == str(record["status"])
+        assert record["prefill"], "a rejection without its engine can't be looked into"

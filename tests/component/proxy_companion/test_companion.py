@@ -382,6 +382,15 @@ def test_everybody_sees_new_engines_as_unproven(
     assert figures['endpoint_state{endpoint="p-1",role="prefill",state="ejected"}'] == 0.0
 
 
+def test_endpoints_are_shown_with_names_as_the_ledger_writes_them() -> None:
+    rig = Rig()
+    rig.companion.scraped("p-0", EngineFigures(load=Load(kv_usage=0.5), started_at=1.0))
+    [row, *_] = rig.companion.endpoint_rows()
+    assert {"sideChannelPort", "inFlightElsewhere", "engineId", "leaseDurationS"} <= set(row)
+    assert row["load"] == {"running": None, "waiting": None, "kvUsage": 0.5}
+    assert "_" not in "".join(row)
+
+
 def test_a_worker_that_is_restarted_does_not_take_the_proxy_out() -> None:
     rig = Rig(num_workers=2)
     second = Worker()

@@ -74,6 +74,7 @@ class Operator:
             return True
         return await lead(
             self._api,
+            name=self._settings.name,
             namespace=self._settings.own_namespace,
             instance=self._settings.instance,
             act=self._act,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from pdcluster_operator.errors import OperatorError
@@ -49,7 +49,7 @@ class Resync:
         *,
         kinds: tuple[str, ...],
         namespaces: tuple[str, ...],
-        enqueue: Callable[[ClusterKey], Awaitable[None]],
+        enqueue: Callable[[ClusterKey], None],
     ) -> None:
         self._lister = lister
         self._store = store
@@ -80,4 +80,4 @@ class Resync:
                 )
                 for key in changed:
                     _LOG.warning("watch.missed", extra={"kind": kind, "cluster": "/".join(key)})
-                    await self._enqueue(key)
+                    self._enqueue(key)

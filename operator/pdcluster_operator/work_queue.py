@@ -6,7 +6,6 @@ Shell around asyncio. Knows nothing of what a pass does.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Callable
@@ -55,20 +54,17 @@ class WorkQueue(Generic[K]):
         self._due: dict[K, float] = {}
         self._running: set[K] = set()
         self._failures: dict[K, int] = {}
-        self._changed = asyncio.Condition()
+        self._news: asyncio.Future[None] | None = None
 
     def __len__(self) -> int:
         """Clusters that wait or are being looked at."""
         return len(self._due.keys() | self._running)
 
-    async def add(self, key: K, *, in_s: float = 0.0) -> None:
+    def add(self, key: K, *, in_s: float = 0.0) -> None:
         """Have a cluster looked at; an earlier time that was asked for stays."""
-        async with self._changed:
-            self._put(key, self._clock() + in_s)
-            self._changed.notify_all()
-
-    def _put(self, key: K, at: float) -> None:
+        at = self._clock() + in_s
         self._due[key] = min(at, self._due.get(key, at))
+        self._tell()
 
     async def run(self) -> None:
         """Work for ever."""
@@ -80,26 +76,31 @@ class WorkQueue(Generic[K]):
         while True:
             key = await self._next()
             again = await self._pass(key)
-            async with self._changed:
-                self._running.discard(key)
-                if again is not None:
-                    self._put(key, self._clock() + again)
-                self._changed.notify_all()
+            self._running.discard(key)
+            if again is not None:
+                self.add(key, in_s=again)
+            self._tell()
 
     async def _next(self) -> K:
-        async with self._changed:
-            while True:
-                # One that is being looked at waits for that pass to end, and holds nobody up.
-                waiting = [pair for pair in self._due.items() if pair[0] not in self._running]
-                key, at = min(waiting, key=lambda pair: pair[1], default=(None, math.inf))
-                wait_s = at - self._clock()
-                if key is not None and wait_s <= 0:
-                    del self._due[key]
-                    self._running.add(key)
-                    return key
-                with contextlib.suppress(TimeoutError):
-                    timeout_s = None if key is None else wait_s
-                    await asyncio.wait_for(self._changed.wait(), timeout_s)
+        while True:
+            # One that is being looked at waits for that pass to end, and holds nobody up.
+            waiting = [pair for pair in self._due.items() if pair[0] not in self._running]
+            key, at = min(waiting, key=lambda pair: pair[1], default=(None, math.inf))
+            wait_s = at - self._clock()
+            if key is not None and wait_s <= 0:
+                del self._due[key]
+                self._running.add(key)
+                return key
+            if self._news is None:
+                self._news = asyncio.get_running_loop().create_future()
+            # Not asyncio.wait_for: in Python 3.11 it can swallow the cancellation that ends us.
+            await asyncio.wait((self._news,), timeout=None if key is None else wait_s)
+
+    def _tell(self) -> None:
+        """Wake the workers that wait: something is due, or may be looked at again."""
+        if self._news is not None:
+            self._news.set_result(None)
+            self._news = None
 
     async def _pass(self, key: K) -> float | None:
         try:

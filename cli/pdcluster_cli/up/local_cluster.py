@@ -250,8 +250,10 @@ class LocalCluster:
                     for action in plan(self._snapshot, now=self._clock()):
                         await self._execute(action)
                     self._look_around()
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._woken.wait(), _TICK_S)
+                    # Not asyncio.wait_for: in Python 3.11 it can swallow a cancellation.
+                    waking = asyncio.ensure_future(self._woken.wait())
+                    await asyncio.wait((waking,), timeout=_TICK_S)
+                    waking.cancel()
                 self._look_around()
         finally:
             # Empty unless something of ours has failed.

@@ -26,7 +26,7 @@ WATCHED: Final = tuple(kind for kind in RESOURCES if kind != "Event")
 
 async def watch(
     store: Store,
-    enqueue: Callable[[ClusterKey], Awaitable[None]],
+    enqueue: Callable[[ClusterKey], None],
     *,
     namespaces: tuple[str, ...],
 ) -> None:
@@ -46,7 +46,7 @@ async def watch(
 
 
 def _make_registry(
-    store: Store, enqueue: Callable[[ClusterKey], Awaitable[None]]
+    store: Store, enqueue: Callable[[ClusterKey], None]
 ) -> kopf.OperatorRegistry:
     """Have every event put into the store and its cluster looked at.
 
@@ -70,7 +70,7 @@ def _make_registry(
 
 
 def _handler(
-    kind: str, store: Store, enqueue: Callable[[ClusterKey], Awaitable[None]]
+    kind: str, store: Store, enqueue: Callable[[ClusterKey], None]
 ) -> Callable[..., Awaitable[None]]:
     api_version = RESOURCES[kind].api_version
 
@@ -79,7 +79,7 @@ def _handler(
         raw = {**event["object"], "apiVersion": api_version, "kind": kind}
         key = store.drop(raw) if event["type"] == "DELETED" else store.put(raw)
         if key is not None:
-            await enqueue(key)
+            enqueue(key)
 
     return handle
 

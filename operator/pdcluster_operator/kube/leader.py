@@ -18,11 +18,10 @@ from kubernetes.aio.leaderelection.leaderelection import LeaderElection
 from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
 from typing_extensions import override
 
-__all__ = ["LEASE_NAME", "lead"]
+__all__ = ["lead"]
 
 _LOG = logging.getLogger(__name__)
 
-LEASE_NAME: Final = "pdcluster-operator"
 DURATION_S: Final = 15.0
 """A follower takes over after so long a silence."""
 RENEW_DEADLINE_S: Final = 10.0
@@ -56,12 +55,18 @@ class _Lock(LeaseLock):
 
 
 async def lead(
-    api: ApiClient, *, namespace: str, instance: str, act: Callable[[], Awaitable[None]]
+    api: ApiClient,
+    *,
+    name: str,
+    namespace: str,
+    instance: str,
+    act: Callable[[], Awaitable[None]],
 ) -> bool:
     """Wait until this replica leads, then act.
 
     Args:
         api: The official client.
+        name: Name of the Lease: the installation's.
         namespace: Where the Lease lies.
         instance: Name of this replica.
         act: What the leader does; cancelled when the Lease is lost.
@@ -85,7 +90,7 @@ async def lead(
         _LOG.warning("leader.lost", extra={"instance": instance})
 
     config = Config(
-        _Lock(LEASE_NAME, namespace, instance, api),
+        _Lock(name, namespace, instance, api),
         lease_duration=DURATION_S,
         renew_deadline=RENEW_DEADLINE_S,
         retry_period=RETRY_S,

@@ -110,7 +110,7 @@ async def test_a_deletion_that_no_watch_told_has_its_cluster_looked_at() -> None
     store.put(raw("Pod", "p", 6))
     lister.lists["Pod"] = [raw("Pod", "p", 6)]
 
-    async def enqueue(key: tuple[str, str]) -> None:
+    def enqueue(key: tuple[str, str]) -> None:
         woken.append(key)
 
     resync = Resync(lister, store, kinds=("Service", "Pod"), namespaces=(), enqueue=enqueue)
@@ -125,7 +125,7 @@ async def test_a_deletion_that_no_watch_told_has_its_cluster_looked_at() -> None
 async def test_a_namespaced_operator_lists_its_namespaces_alone() -> None:
     lister = Lister()
 
-    async def enqueue(_key: tuple[str, str]) -> None:
+    def enqueue(_key: tuple[str, str]) -> None:
         return
 
     resync = Resync(lister, Store(), kinds=("Pod",), namespaces=("a", "b"), enqueue=enqueue)
@@ -138,7 +138,7 @@ async def test_a_list_that_fails_changes_nothing() -> None:
     store.put(raw("Service", "qwen", 5))
     lister.fails = True
 
-    async def enqueue(_key: tuple[str, str]) -> None:
+    def enqueue(_key: tuple[str, str]) -> None:
         return
 
     resync = Resync(lister, store, kinds=("Service",), namespaces=(), enqueue=enqueue)

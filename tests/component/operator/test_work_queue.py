@@ -37,8 +37,8 @@ async def test_a_key_that_is_added_is_looked_at() -> None:
         seen.append(key)
 
     async with running(run_pass) as queue:
-        await queue.add("a")
-        await queue.add("b")
+        queue.add("a")
+        queue.add("b")
         await until(lambda: sorted(seen) == ["a", "b"])
         await until(lambda: len(queue) == 0)
 
@@ -57,10 +57,10 @@ async def test_one_key_has_one_pass_at_a_time_and_what_comes_meanwhile_is_one_mo
         at_once -= 1
 
     async with running(run_pass) as queue:
-        await queue.add("a")
+        queue.add("a")
         await began.wait()
         for _ in range(20):
-            await queue.add("a")
+            queue.add("a")
         go.set()
         await until(lambda: len(queue) == 0)
     assert (num_passes, most) == (2, 1)
@@ -76,9 +76,9 @@ async def test_a_slow_key_holds_no_other_up() -> None:
             seen.set()
 
     async with running(run_pass, num_workers=2) as queue:
-        await queue.add("slow")
-        await queue.add("slow")
-        await queue.add("quick")
+        queue.add("slow")
+        queue.add("slow")
+        queue.add("quick")
         async with asyncio.timeout(10):
             await seen.wait()
         stuck.set()
@@ -98,7 +98,7 @@ async def test_a_failed_pass_is_tried_again_and_the_others_go_on() -> None:
 
     async with running(run_pass) as queue:
         for key in ("bad", "crash", "good"):
-            await queue.add(key)
+            queue.add(key)
         await until(lambda: tries == {"bad": 3, "crash": 2, "good": 1})
 
 
@@ -113,7 +113,7 @@ async def test_the_servers_patience_is_kept() -> None:
             raise ClusterApiError(message, retry_after_s=0.5)
 
     async with running(run_pass) as queue:
-        await queue.add("a")
+        queue.add("a")
         await until(lambda: len(at) == 2)
     assert at[1] - at[0] >= 0.5
 
@@ -127,10 +127,10 @@ async def test_a_pass_may_ask_for_another_and_news_come_before_it() -> None:
         return 60.0 if len(at) == 1 else None
 
     async with running(run_pass) as queue:
-        await queue.add("a")
+        queue.add("a")
         await until(lambda: len(at) == 1)
         assert len(queue) == 1
-        await queue.add("a")
+        queue.add("a")
         await until(lambda: len(at) == 2)
     assert at[1] - at[0] < 30.0
 
@@ -142,8 +142,8 @@ async def test_a_later_wish_does_not_put_off_an_earlier_one() -> None:
         seen.append(key)
 
     async with running(run_pass) as queue:
-        await queue.add("a", in_s=0.02)
-        await queue.add("a", in_s=60.0)
+        queue.add("a", in_s=0.02)
+        queue.add("a", in_s=60.0)
         await until(lambda: seen == ["a"])
 
 
@@ -159,10 +159,30 @@ async def test_one_that_hangs_and_is_asked_for_again_holds_no_timed_pass_up() ->
             seen.set()
 
     async with running(run_pass, num_workers=2) as queue:
-        await queue.add("hangs")
+        queue.add("hangs")
         await began.wait()
-        await queue.add("hangs")
-        await queue.add("timed", in_s=0.05)
+        queue.add("hangs")
+        queue.add("timed", in_s=0.05)
         async with asyncio.timeout(10):
             await seen.wait()
         stuck.set()
+
+
+async def test_a_cancellation_is_never_lost_whatever_comes_with_it() -> None:
+    async def run_pass(_key: str) -> float | None:
+        await asyncio.sleep(0)
+        return 0.001
+
+    loop = asyncio.get_running_loop()
+    for turns in range(60):
+        queue: WorkQueue[str] = WorkQueue(run_pass, clock=loop.time, num_workers=3)
+        task = loop.create_task(queue.run())
+        for number in range(turns // 6):
+            queue.add(f"{number}", in_s=0.0005 * number)
+            await asyncio.sleep(0.0005 if number % 2 else 0)
+        queue.add("a")
+        for _ in range(turns % 6):
+            await asyncio.sleep(0)
+        task.cancel()
+        done, _ = await asyncio.wait((task,), timeout=5)
+        assert done, f"still running after {turns} turns"

@@ -1,0 +1,1 @@
+"""``kubectl pdcluster``: what a PDCluster is doing, and what its pods log."""

@@ -29,7 +29,7 @@ import yaml
 from openai import OpenAI
 
 ROOT = Path(__file__).resolve().parent.parent
-EXAMPLES = {"sim": "examples/01-minimal", "vllm": "examples/02-vllm-cpu"}
+EXAMPLES = {"sim": "examples/01-minimal", "vllm": "examples/03-cpu-vllm"}
 QUESTIONS = {
     "sim": (
         "A prefill engine has read this whole prompt and keeps its KV blocks pinned under a lease. "

@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def test_the_second_example_answers_with_its_own_flags(kind: EngineKind, tmp_path: Path) -> None:
     with RunningUp(
         tmp_path,
-        *("--engine", kind.name, "-f", str(EXAMPLES / "02-vllm-cpu" / "pdcluster.yaml")),
+        *("--engine", kind.name, "-f", str(EXAMPLES / "03-cpu-vllm" / "pdcluster.yaml")),
         port=free_port("127.0.0.1"),
         admin_port=free_port("127.0.0.1"),
         # Real engines are found below the user's own home.

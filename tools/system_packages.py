@@ -1,0 +1,69 @@
+"""System packages that the tests on a real Kubernetes need: named, or installed.
+
+Shell; standard library only. ``make test`` calls it before those tests. Where ``CI`` is set and we
+are root on Debian, what is missing is installed; anywhere else the command is printed and the tests
+skip with that reason.
+
+Usage: ``python -m tools.system_packages``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+from tools.kubernetes.cluster.host import missing_system_programs
+
+__all__ = ["install", "missing_packages"]
+
+_IMAGE_PROGRAMS = {"mmdebstrap": "mmdebstrap", "buildah": "buildah"}
+
+
+def missing_packages() -> tuple[str, ...]:
+    """Name the Debian packages whose programs are missing for a full node and for images."""
+    missing = set(missing_system_programs(is_full=True, has_policies=True).values())
+    missing |= {package for name, package in _IMAGE_PROGRAMS.items() if not shutil.which(name)}
+    return tuple(sorted(missing))
+
+
+def may_install() -> bool:
+    """Whether installing is our business: a CI machine, root, apt."""
+    return bool(os.environ.get("CI")) and not os.geteuid() and bool(shutil.which("apt-get"))
+
+
+def install(packages: tuple[str, ...]) -> None:
+    """Install Debian packages.
+
+    Raises:
+        subprocess.CalledProcessError: apt-get failed; it has said why.
+    """
+    environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    lists = ("apt-get", "-q", "-o", "Acquire::Retries=3", "update")
+    for argv in (lists, ("apt-get", "-qy", "--no-install-recommends", "install", *packages)):
+        subprocess.run(argv, env=environ, check=True, stdout=subprocess.DEVNULL)
+
+
+def main() -> int:
+    """Install or name what is missing."""
+    packages = missing_packages()
+    if not packages:
+        return 0
+    if not may_install():
+        print(
+            "Tests on a real Kubernetes will be skipped. They need: "
+            f"apt-get install --no-install-recommends {' '.join(packages)}"
+        )
+        return 0
+    print(f"Installing {' '.join(packages)}", flush=True)
+    try:
+        install(packages)
+    except subprocess.CalledProcessError as error:
+        print(f"system packages: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

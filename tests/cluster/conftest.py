@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.kubernetes import Kubectl
+from tests.support.operator_rig import NODE, OperatorRig
 from tools.kubernetes.build import BuildError, build_all, default_cache
 from tools.kubernetes.cluster.host import Cluster
 from tools.kubernetes.cluster.layout import Layout
@@ -66,3 +68,18 @@ def namespace(kubectl: Kubectl) -> Iterator[str]:
     kubectl("create", "namespace", name)
     yield name
     kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture
+def rig(
+    kubectl: Kubectl, namespace: str, control_plane: Layout, tmp_path: Path
+) -> Iterator[OperatorRig]:
+    if kubectl.find("node", "fake") is None:
+        kubectl("create", "-f", "-", stdin=NODE)
+        body = json.dumps({"status": NODE["status"]})
+        kubectl("patch", "node", "fake", "--subresource=status", "--type=merge", "-p", body)
+    made = OperatorRig(kubectl, namespace, control_plane, tmp_path)
+    made.start()
+    yield made
+    if made.process is not None:
+        made.kill()

@@ -1,0 +1,316 @@
+"""`kubectl pdcluster` against a real API server; the test plays the kubelet.
+
+Pods' logs need a node: here only what is said where they can't be had.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.support.kubectl_plugin import Plugin
+from tests.support.kubernetes import Kubectl, eventually
+from tests.support.kubernetes_world import resource
+from tools.kubernetes.cluster.layout import Layout
+
+pytestmark = pytest.mark.cluster
+
+RUNNING = {
+    "phase": "Running",
+    "conditions": [
+        {"type": kind, "status": "True"}
+        for kind in ("Ready", "ContainersReady", "Initialized", "PodScheduled")
+    ],
+}
+NODE = {
+    "apiVersion": "v1",
+    "kind": "Node",
+    "metadata": {"name": "fake"},
+}
+NODE_STATUS = {
+    "capacity": {"cpu": "64", "memory": "256Gi", "pods": "200"},
+    "allocatable": {"cpu": "64", "memory": "256Gi", "pods": "200"},
+    "conditions": [{"type": "Ready", "status": "True"}],
+}
+
+
+@pytest.fixture
+def plugin(kubectl: Kubectl, tmp_path: Path) -> Plugin:
+    return Plugin(kubectl.program, kubectl.kubeconfig, tmp_path)
+
+
+def play_kubelet(kubectl: Kubectl, namespace: str) -> None:
+    """Make every pod run and be ready."""
+    for number, pod in enumerate(kubectl.get("pods", "-n", namespace)["items"]):
+        if pod["status"].get("phase") == "Running":
+            continue
+        name, ip = pod["metadata"]["name"], f"10.9.1.{number + 1}"
+        container = pod["spec"]["containers"][0]["name"]
+        status = {
+            **RUNNING,
+            "podIP": ip,
+            "podIPs": [{"ip": ip}],
+            "containerStatuses": [
+                {
+                    "name": container,
+                    "containerID": f"containerd://{name}",
+                    "image": "engine:1",
+                    "imageID": "",
+                    "ready": True,
+                    "restartCount": 0,
+                    "state": {"running": {"startedAt": "2026-11-29T12:00:00Z"}},
+                }
+            ],
+        }
+        body = json.dumps({"status": status})
+        words = ("patch", "pod", name, "-n", namespace, "--subresource=status", "--type=merge")
+        kubectl(*words, "-p", body)
+
+
+@pytest.fixture
+def served(
+    kubectl: Kubectl, namespace: str, control_plane: Layout, tmp_path: Path
+) -> Iterator[Callable[..., None]]:
+    """Return a function that applies a PDCluster; an operator acts for it."""
+    if kubectl.find("node", "fake") is None:
+        kubectl("create", "-f", "-", stdin=NODE)
+        body = json.dumps({"status": NODE_STATUS})
+        kubectl("patch", "node", "fake", "--subresource=status", "--type=merge", "-p", body)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["--namespace", namespace, "--own-namespace", namespace, "--image=pdcluster:1"]
+    words += ["--no-leader-election", "--probe-host=127.0.0.1", f"--probe-port={port}"]
+    with (tmp_path / "operator.log").open("wb") as log:
+        operator = subprocess.Popen(
+            [sys.executable, "-m", "pdcluster_operator", *words],
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "KUBECONFIG": str(control_plane.kubeconfig)},
+        )
+
+    def serve(**spec: object) -> None:
+        document = resource(**spec)
+        document["metadata"] = {"name": "qwen"}
+        kubectl.apply(document, namespace=namespace)
+
+    yield serve
+    operator.kill()
+    operator.wait(20)
+
+
+def wait_ready(kubectl: Kubectl, namespace: str) -> None:
+    def holds() -> bool:
+        play_kubelet(kubectl, namespace)
+        status = kubectl.get("pdc", "qwen", "-n", namespace)["status"]
+        found = {each["type"]: each["status"] for each in status["conditions"]}
+        return found.get("Ready") == "True"
+
+    eventually("Ready", holds, within_s=90)
+
+
+def test_the_status_of_a_cluster_that_serves(
+    plugin: Plugin, kubectl: Kubectl, namespace: str, served: Callable[..., None]
+) -> None:
+    served(decode={"replicas": 3}, kvTransfer={"kvLeaseDurationSeconds": 60})
+    wait_ready(kubectl, namespace)
+    ended = plugin("status", "qwen", "-n", namespace)
+    assert ended.returncode == 0, ended.stderr
+    rows = {line.split()[0]: line.split() for line in ended.stdout.splitlines() if line.strip()}
+    assert rows["PDCluster"] == ["PDCluster", f"{namespace}/qwen"]
+    assert rows["URL"] == ["URL", f"http://qwen.{namespace}.svc"]
+    assert "60 s: heartbeat 10 s, extension 40 s, hand-off within 34 s" in ended.stdout
+    assert rows["prefill"][1] == "2/2"
+    assert rows["decode"][1] == "3/3"
+    assert rows["proxy"][1] == "2/2"
+    assert rows["ConfigValid"][1:3] == ["True", "Valid"]
+    live = kubectl.get("pdc", "qwen", "-n", namespace)
+    assert rows["decode"][-1] == live["status"]["revision"]["current"]
+
+    told = json.loads(plugin("status", "qwen", "-n", namespace, "-o", "json").stdout)
+    assert told["ready"] == "True"
+    assert told["conditions"] == [
+        {
+            "type": each["type"],
+            "status": each["status"],
+            "reason": each["reason"],
+            "message": each["message"],
+            "since": each["lastTransitionTime"],
+        }
+        for each in live["status"]["conditions"]
+    ]
+    assert any(each["object"] == "PDCluster/qwen" for each in told["events"])
+
+
+def test_the_status_of_one_that_does_not_serve_exits_with_1_and_says_why(
+    plugin: Plugin, kubectl: Kubectl, namespace: str, served: Callable[..., None]
+) -> None:
+    served(prefill={"nodes": 2})
+    eventually(
+        "an Event",
+        lambda: "NotYetSupported" in plugin("status", "qwen", "-n", namespace).stdout,
+    )
+    ended = plugin("status", "qwen", "-n", namespace)
+    assert ended.returncode == 1
+    assert "Ready        False (NotYetSupported)" in ended.stdout
+    assert "spec.prefill.nodes" in ended.stdout
+    assert "Warning" in ended.stdout
+
+
+def test_one_that_no_operator_has_looked_at_says_so(
+    plugin: Plugin, kubectl: Kubectl, namespace: str
+) -> None:
+    document = resource()
+    document["metadata"] = {"name": "qwen"}
+    kubectl.apply(document, namespace=namespace)
+    ended = plugin("status", "qwen", "-n", namespace)
+    assert ended.returncode == 1
+    assert "Ready        Unknown (WaitingForOperator)" in ended.stdout
+    assert "No operator has looked at it yet" in ended.stdout
+    ended = plugin("logs", "qwen", "-n", namespace, "--role", "decode")
+    assert ended.returncode == 1
+    assert "PDCluster qwen (decode) has no pods" in ended.stderr
+
+
+def failed(ended: subprocess.CompletedProcess[str], code: int) -> str:
+    assert ended.returncode == code, ended.stderr
+    assert ended.stdout == ""
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("Error: ")]
+    assert "Traceback" not in ended.stderr
+    return line
+
+
+def test_one_that_is_not_there_says_where_one_is(
+    plugin: Plugin, kubectl: Kubectl, namespace: str
+) -> None:
+    document = resource()
+    document["metadata"] = {"name": "lost-and-found"}
+    kubectl.apply(document, namespace=namespace)
+    for verb in ("status", "logs"):
+        said = failed(plugin(verb, "lost-and-found", "-n", "default"), 2)
+        assert (
+            f"namespace default has no PDCluster lost-and-found; there is one in {namespace}"
+            in (said)
+        )
+        said = failed(plugin(verb, "qwen", "-n", namespace), 2)
+        assert "it has lost-and-found" in said
+        said = failed(plugin(verb, "qwen", "-n", "no-such-namespace"), 2)
+        assert "there is no such namespace" in said
+
+
+def as_user(kubectl: Kubectl, folder: Path, namespace: str, rules: list[dict[str, Any]]) -> Path:
+    """A kubeconfig of somebody who may do so much and no more."""
+    kubectl("create", "serviceaccount", "someone", "-n", namespace)
+    role = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": {"name": "someone", "namespace": namespace},
+        "rules": rules,
+    }
+    kubectl.apply(role, namespace=namespace)
+    words = ("--role=someone", f"--serviceaccount={namespace}:someone", "-n", namespace)
+    kubectl("create", "rolebinding", "someone", *words)
+    token = kubectl("create", "token", "someone", "-n", namespace).strip()
+    config = yaml.safe_load(kubectl.kubeconfig.read_text())
+    config["users"] = [{"name": each["name"], "user": {"token": token}} for each in config["users"]]
+    path = folder / "someone"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def test_who_may_read_only_the_resource_sees_what_it_says(
+    plugin: Plugin, kubectl: Kubectl, namespace: str, tmp_path: Path
+) -> None:
+    document = resource()
+    document["metadata"] = {"name": "qwen"}
+    kubectl.apply(document, namespace=namespace)
+    rules = [{"apiGroups": ["pdcluster.io"], "resources": ["pdclusters"], "verbs": ["get"]}]
+    theirs = Plugin(plugin.kubectl, as_user(kubectl, tmp_path, namespace, rules), tmp_path)
+    ended = theirs("status", "qwen", "-n", namespace)
+    assert ended.returncode == 1
+    assert "Note: Pods could not be read: pods is forbidden" in ended.stdout
+    assert "Note: Events could not be read: events is forbidden" in ended.stdout
+    said = failed(theirs("logs", "qwen", "-n", namespace), 3)
+    assert 'cannot list resource "pods"' in said
+    said = failed(theirs("status", "qwen", "-n", "default"), 3)
+    assert 'cannot get resource "pdclusters"' in said
+    said = failed(theirs("status", "other", "-n", namespace), 2)
+    assert "check its name and -n" in said
+
+
+def test_a_token_that_nobody_knows_is_told(
+    plugin: Plugin, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    config = yaml.safe_load(kubectl.kubeconfig.read_text())
+    config["users"] = [
+        {"name": each["name"], "user": {"token": "invented"}} for each in config["users"]
+    ]
+    path = tmp_path / "nobody"
+    path.write_text(yaml.safe_dump(config))
+    said = failed(Plugin(plugin.kubectl, path, tmp_path)("status", "qwen"), 3)
+    assert "does not accept your credentials" in said
+
+
+def test_a_server_that_does_not_know_pdclusters_is_told(plugin: Plugin, kubectl: Kubectl) -> None:
+    def serve(*, is_served: bool) -> None:
+        # As good as not there, and no object of another test is lost.
+        change = [{"op": "replace", "path": "/spec/versions/0/served", "value": is_served}]
+        words = ("patch", "crd", "pdclusters.pdcluster.io", "--type=json")
+        kubectl(*words, "-p", json.dumps(change))
+
+    serve(is_served=False)
+    try:
+        eventually("not served", lambda: plugin("status", "qwen").returncode == 3)
+        for verb in ("status", "logs"):
+            said = failed(plugin(verb, "qwen"), 3)
+            assert "does not know PDClusters (pdcluster.io/v1alpha1); install the chart" in said
+    finally:
+        serve(is_served=True)
+        eventually("served again", lambda: kubectl("get", "pdc", "-A"))
+
+
+def test_logs_that_no_node_can_give_are_told_pod_by_pod(
+    plugin: Plugin, kubectl: Kubectl, namespace: str, served: Callable[..., None]
+) -> None:
+    served()
+    wait_ready(kubectl, namespace)
+    ended = plugin("logs", "qwen", "-n", namespace, "--role", "decode", "--tail", "3")
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    lines = ended.stderr.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("[qwen-decode-") for line in lines)
+    assert all("its log can't be read: " in line for line in lines)
+    ended = plugin("logs", "qwen", "-n", namespace)
+    assert len(ended.stderr.splitlines()) == 6, "every pod is tried"
+
+
+def test_following_waits_and_ends_with_an_interrupt_or_the_cluster(
+    plugin: Plugin, kubectl: Kubectl, namespace: str
+) -> None:
+    document = resource()
+    document["metadata"] = {"name": "qwen"}
+    kubectl.apply(document, namespace=namespace)
+    interrupted = plugin.start("logs", "qwen", "-n", namespace, "-f")
+    left = plugin.start("logs", "qwen", "-n", namespace, "-f", "--role", "proxy")
+    for process in (interrupted, left):
+        assert process.stderr is not None
+        assert "has no pods; waiting for them" in process.stderr.readline()
+    interrupted.send_signal(signal.SIGINT)
+    assert interrupted.wait(20) == 130
+    began = time.monotonic()
+    kubectl("delete", "pdc", "qwen", "-n", namespace)
+    _, said = left.communicate(timeout=30)
+    assert left.returncode == 0
+    assert "PDCluster qwen is gone" in said
+    assert time.monotonic() - began < 20

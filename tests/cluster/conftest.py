@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.kubernetes import Kubectl
+from tests.support.kubernetes import Kubectl, claimed_folder
 from tests.support.operator_rig import NODE, OperatorRig
 from tools.kubernetes.build import BuildError, build_all, default_cache
 from tools.kubernetes.cluster.host import Cluster
@@ -18,7 +18,6 @@ from tools.kubernetes.cluster.layout import Layout
 from tools.kubernetes.cluster.shell import ClusterError
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = Path("/dev/shm/pdcluster-tests-control-plane")
 
 
 @pytest.fixture(scope="session")
@@ -38,17 +37,17 @@ def programs() -> Path:
 @pytest.fixture(scope="session")
 def control_plane(programs: Path) -> Iterator[Layout]:
     """A control plane without a node: a test plays the kubelet."""
-    cluster = Cluster(FOLDER)
-    cluster.folder.mkdir(exist_ok=True)
-    try:
-        layout = cluster.start(programs, is_full=False)
-    except ClusterError as error:
-        if os.environ.get("CI"):
-            pytest.fail(str(error))
-        pytest.skip(str(error))
-    yield layout
-    cluster.stop()
-    shutil.rmtree(cluster.folder)
+    with claimed_folder("pdcluster-tests-control-plane") as folder:
+        cluster = Cluster(folder)
+        try:
+            layout = cluster.start(programs, is_full=False, ends_with_us=True)
+        except ClusterError as error:
+            if os.environ.get("CI"):
+                pytest.fail(str(error))
+            pytest.skip(str(error))
+        yield layout
+        cluster.stop()
+        shutil.rmtree(cluster.folder)
 
 
 @pytest.fixture(scope="session")

@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.kubernetes import Kubectl, KubectlError
+from tests.support.kubernetes import Kubectl, KubectlError, claimed_folder
 from tests.support.node import CHART, CHART_VALUES, SYSTEM, Helm, Node
 from tools.kubernetes.build import BuildError, build_all, default_cache
 from tools.kubernetes.cluster.host import Cluster
 from tools.kubernetes.cluster.shell import ClusterError
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = Path("/dev/shm/pdcluster-tests-node")
 IMAGES = ROOT / ".cache" / "images"
 
 
@@ -54,23 +53,23 @@ def node(images: tuple[Path, ...], tmp_path_factory: pytest.TempPathFactory) -> 
     given = os.environ.get("PDCLUSTER_KUBERNETES_BIN")
     if given is None and shutil.which("go") is None:
         unavailable("Go is missing: it builds Kubernetes")
-    cluster = Cluster(FOLDER)
-    cluster.folder.mkdir(exist_ok=True)
-    try:
-        programs = Path(given) if given else build_all(default_cache())
-        layout = cluster.start(programs, has_policies=True, images=images)
-    except (BuildError, ClusterError) as error:
-        unavailable(str(error))
-        raise
     scratch = tmp_path_factory.mktemp("helm")
-    yield Node(
-        cluster,
-        layout,
-        Kubectl(layout.bin / "kubectl", layout.kubeconfig),
-        Helm(layout.bin / "helm4", layout.kubeconfig, scratch),
-    )
-    cluster.stop()
-    shutil.rmtree(cluster.folder)
+    with claimed_folder("pdcluster-tests-node") as folder:
+        cluster = Cluster(folder)
+        try:
+            programs = Path(given) if given else build_all(default_cache())
+            layout = cluster.start(programs, has_policies=True, images=images, ends_with_us=True)
+        except (BuildError, ClusterError) as error:
+            unavailable(str(error))
+            raise
+        yield Node(
+            cluster,
+            layout,
+            Kubectl(layout.bin / "kubectl", layout.kubeconfig),
+            Helm(layout.bin / "helm4", layout.kubeconfig, scratch),
+        )
+        cluster.stop()
+        shutil.rmtree(cluster.folder)
 
 
 @pytest.fixture(scope="session")

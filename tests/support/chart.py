@@ -5,16 +5,27 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from tools.kubernetes.build import BuildError, build_all, default_cache
+from tools.kubernetes.cluster.host import Cluster
+from tools.kubernetes.cluster.layout import Layout
+from tools.kubernetes.cluster.shell import ClusterError
 
 from tests.support.node import CHART, Helm
 
-__all__ = ["PRESETS", "find_programs", "pod_specs", "preset", "render"]
+__all__ = [
+    "PRESETS",
+    "bare_control_plane",
+    "find_programs",
+    "pod_specs",
+    "preset",
+    "render",
+]
 
 PRESETS = ("minimal", "production", "namespaced", "restricted")
 
@@ -68,3 +79,21 @@ def pod_specs(objects: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any
             yield each["spec"]
         elif each["kind"] == "Deployment":
             yield each["spec"]["template"]["spec"]
+
+
+@contextmanager
+def bare_control_plane(programs: Path, folder: Path) -> Iterator[Layout]:
+    """A control plane of one's own, without our CRDs: those are the chart's to bring."""
+    cluster = Cluster(folder)
+    folder.mkdir(exist_ok=True)
+    try:
+        layout = cluster.start(programs, is_full=False)
+    except ClusterError as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+    try:
+        yield layout
+    finally:
+        cluster.stop()
+        shutil.rmtree(folder)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
+import itertools
 import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Kubectl", "KubectlError", "eventually"]
+__all__ = ["Kubectl", "KubectlError", "claimed_folder", "eventually"]
 
 
 class KubectlError(Exception):
@@ -81,3 +84,28 @@ def eventually(what: str, holds: Callable[[], Any], *, within_s: float = 60.0) -
         time.sleep(0.1)
     message = f"{what} did not come about within {within_s:.0f} s ({last})"
     raise AssertionError(message)
+
+
+@contextmanager
+def claimed_folder(name: str) -> Iterator[Path]:
+    """Give a cluster's folder that no other session uses, so that several run side by side.
+
+    The first free number is taken, not a new one each time: what a killed session has left in its
+    folder is found and removed by the next that starts a cluster there.
+    """
+    for number in itertools.count():
+        folder = Path(f"/dev/shm/{name}-{number}")
+        claim = Path(f"{folder}.claim")
+        with claim.open("w") as held:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            if not claim.exists() or claim.stat().st_ino != os.fstat(held.fileno()).st_ino:
+                continue  # Its holder was just about to leave; the next number will do.
+            folder.mkdir(exist_ok=True)
+            try:
+                yield folder
+            finally:
+                claim.unlink()
+        return

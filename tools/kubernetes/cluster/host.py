@@ -36,6 +36,7 @@ _SUBFOLDERS = ("pki", "logs", "lib", "log", "etcd", "cni", "sysctl", "images", "
 _SYSTEM_PROGRAMS = {
     "unshare": "util-linux",
     "nsenter": "util-linux",
+    "setpriv": "util-linux",
     "ip": "iproute2",
     "openssl": "openssl",
     "mount": "mount",
@@ -108,9 +109,18 @@ class Cluster:
         is_full: bool = True,
         has_policies: bool = False,
         images: Sequence[Path] = (),
+        ends_with_us: bool = False,
         timeout_s: float = 180.0,
     ) -> Layout:
         """Start it; what an earlier one left in its folder is removed before.
+
+        Args:
+            bin_folder: Folder of the programs.
+            is_full: With a node.
+            has_policies: NetworkPolicies are enforced.
+            images: Archives that the node is given.
+            ends_with_us: The kernel ends it when the calling thread ends, however it does.
+            timeout_s: Longest wait until it is ready.
 
         Raises:
             ClusterError: Something is missing, or it did not become ready in time.
@@ -133,7 +143,7 @@ class Cluster:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         (self.folder / "cluster.json").write_text(json.dumps(dataclasses.asdict(facts)))
         write_certificates(layout)
-        self._outer = outer = self._launch_supervisor()
+        self._outer = outer = self._launch_supervisor(ends_with_us=ends_with_us)
         try:
             self._connect(layout, timeout_s, outer)
         except ClusterError as error:
@@ -249,7 +259,7 @@ class Cluster:
             message = f"missing: {', '.join(missing)}. On Debian: apt-get install {packages}"
             raise ClusterError(message)
 
-    def _launch_supervisor(self) -> subprocess.Popen[bytes]:
+    def _launch_supervisor(self, *, ends_with_us: bool) -> subprocess.Popen[bytes]:
         flags = [
             "--mount",
             "--net",
@@ -261,9 +271,10 @@ class Cluster:
             "--mount-proc",
         ]
         program = [sys.executable, "-B", "-m", "tools.kubernetes.cluster"]
+        leash = ["setpriv", "--pdeathsig", "KILL"] if ends_with_us else []
         with (self.folder / "logs" / "supervisor.log").open("wb") as log:
             return subprocess.Popen(
-                ["unshare", *flags, *program, "supervise", "--dir", str(self.folder)],
+                [*leash, "unshare", *flags, *program, "supervise", "--dir", str(self.folder)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

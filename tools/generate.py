@@ -1,4 +1,4 @@
-"""Render the pages that are made from sources: state machines, metrics, changes.
+"""Render the pages that are made from sources: state machines, metrics, changes, the chart's parts.
 
 Shell. ``python -m tools.generate`` writes them, ``--check`` compares and fails where one is stale
 (``make generate``, ``make check``). The CRDs have their own: ``python -m pdcluster_api``.
@@ -7,20 +7,20 @@ Shell. ``python -m tools.generate`` writes them, ``--check`` compares and fails 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import yaml
-from tools.metric_remedies import REMEDIES
+from tools import chart
+from tools.condition_page import conditions_page
+from tools.metric_remedies import OPERATOR_REMEDIES, REMEDIES
+from tools.resource_page import resource_page
 
-from pdcluster_api.crd import render_files
 from pdcluster_cli.up import lifecycle
 from pdcluster_lease.lease import TRANSITIONS, LeaseState
+from pdcluster_operator.metrics import Metrics as OperatorMetrics
 from pdcluster_proxy.core import endpoint, exchange_table
 from pdcluster_proxy.core.error_codes import CODES
 from pdcluster_proxy.core.exchange import FINAL_STATES
@@ -106,11 +106,23 @@ def state_machines() -> str:
 METRICS_HEAD = """\
 # Metrics
 
-Served by the companion on the admin port at `/metrics`, for all workers together. Rendered from
-`proxy/pdcluster_proxy/metrics.py` and `tools/metric_remedies.py` by `make generate`; do not edit.
+Rendered from `proxy/pdcluster_proxy/metrics.py`, `operator/pdcluster_operator/metrics.py` and
+`tools/metric_remedies.py` by `make generate`; do not edit.
 
-Labels are bounded: routes, statuses and codes are the proxy's own, endpoints are those of the
-cluster. The series of one that is gone leave ten minutes after it.
+## Proxy
+
+Served by the companion on the admin port (9090) at `/metrics`, for all workers together. Labels are
+bounded: routes, statuses and codes are the proxy's own, endpoints are those of the cluster. The
+series of one that is gone leave ten minutes after it.
+
+| Metric | Type | Labels | Meaning | What to do |
+|---|---|---|---|---|
+"""
+OPERATOR_METRICS_HEAD = """\
+
+## Operator
+
+Served by each replica on port 8081 at `/metrics`. A replica that does not lead shows 0 clusters.
 
 | Metric | Type | Labels | Meaning | What to do |
 |---|---|---|---|---|
@@ -123,52 +135,39 @@ def metrics_page() -> str:
     Raises:
         KeyError: A metric has nobody who says what to do about it, or a remedy has no metric.
     """
-    stray = REMEDIES.keys() ^ METRICS.keys()
+    operators = operator_metrics()
+    stray = REMEDIES.keys() ^ METRICS.keys() | OPERATOR_REMEDIES.keys() ^ operators.keys()
     if stray:
         raise KeyError(f"metrics and remedies differ: {', '.join(sorted(stray))}")
     rows = [
         f"| `{m.name}` | {m.kind} | {', '.join(m.labels)} | {m.help} | {REMEDIES[m.short]} |"
         for m in METRICS.values()
     ]
-    return METRICS_HEAD + "\n".join(rows) + "\n"
+    operator_rows = [
+        f"| `{name}` | {kind} | {labels} | {told} | {OPERATOR_REMEDIES[name]} |"
+        for name, (kind, labels, told) in operators.items()
+    ]
+    return (
+        METRICS_HEAD
+        + "\n".join(rows)
+        + "\n"
+        + OPERATOR_METRICS_HEAD
+        + "\n".join(operator_rows)
+        + "\n"
+    )
 
 
-RESOURCE_HEAD = """\
-# The resource
-
-`PDCluster`, group `pdcluster.io`, version `v1alpha1`. Rendered from the CRD by `make generate`; do
-not edit. `pdcluster render -f FILE` shows what a resource becomes, `pdcluster explain-lease` the
-times that follow from it. What no program honours yet is rejected with its path; what only a
-Kubernetes cluster can honour is accepted and listed by `render`.
-
-| Field | Type | Default | Meaning |
-|---|---|---|---|
-"""
-
-
-def leaves(schema: Mapping[str, Any], path: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
-    """Every field below a schema that has no fields of its own."""
-    fields = schema.get("properties")
-    if schema.get("type") == "array" and "properties" in schema.get("items", {}):
-        yield from leaves(schema["items"], f"{path}[]")
-    elif not fields:
-        yield path, schema
-    else:
-        for name, inner in fields.items():
-            yield from leaves(inner, f"{path}.{name}")
-
-
-def resource_page() -> str:
-    """Render ``docs/resource.md`` from the CRD's own schema."""
-    crd = yaml.safe_load(render_files()["pdcluster.io_pdclusters.yaml"])
-    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    rows = []
-    for path, leaf in leaves(schema, "spec"):
-        default = json.dumps(leaf["default"]) if "default" in leaf else ""
-        kind = " or ".join(leaf["enum"]) if "enum" in leaf else leaf.get("type", "any")
-        text = " ".join(str(leaf.get("description", "")).split()).replace("|", "\\|")
-        rows.append(f"| `{path}` | {kind} | {default and f'`{default}`'} | {text} |")
-    return RESOURCE_HEAD + "\n".join(rows) + "\n"
+def operator_metrics() -> dict[str, tuple[str, str, str]]:
+    """Type, labels and meaning of each of the operator's metrics, by name."""
+    collected = OperatorMetrics(num_waiting=lambda: 0, num_clusters=lambda: 0)
+    # Series with labels show only once they are used: passes have one.
+    collected.passes.labels("complete")
+    found = {}
+    for family in collected.registry.collect():
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        found[name] = (family.type, ", ".join(sorted(labels)), family.documentation)
+    return found
 
 
 ERRORS_HEAD = """\
@@ -238,10 +237,12 @@ def changelog() -> str:
 
 PAGES = {
     "CHANGELOG.md": changelog,
+    "docs/conditions.md": conditions_page,
     "docs/errors.md": errors_page,
     "docs/state-machines.md": state_machines,
     "docs/metrics.md": metrics_page,
     "docs/resource.md": resource_page,
+    **chart.PAGES,
 }
 
 

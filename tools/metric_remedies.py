@@ -1,4 +1,4 @@
-"""What a person does about each of the proxy's metrics; becomes a column of ``docs/metrics.md``.
+"""What a person does about each metric; becomes a column of ``docs/metrics.md``.
 
 Pure. A metric without an entry, or an entry without a metric, fails ``make generate``.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["REMEDIES"]
+__all__ = ["OPERATOR_REMEDIES", "REMEDIES"]
 
 REMEDIES: Final[Mapping[str, str]] = {
     "requests_total": "Alert on the share of 5xx; `code` names the row of the error table.",
@@ -58,3 +58,25 @@ REMEDIES: Final[Mapping[str, str]] = {
     "discovery_changes_total": "Scaling and rollouts; no action.",
     "malformed_reports_total": "Above 0: a bug, report it.",
 }
+"""Of the proxy, by short name."""
+
+OPERATOR_REMEDIES: Final[Mapping[str, str]] = {
+    "pdcluster_operator_passes_total": (
+        "`failed` rising: the API server rejects or does not answer; the log names the object and "
+        "the reason. A pass that failed is tried again, at the latest after a minute."
+    ),
+    "pdcluster_operator_pass_seconds": (
+        "High: the API server is slow, or throttles (429). Traffic is not affected."
+    ),
+    "pdcluster_operator_queue": (
+        "Above 0 for long: passes are slower than changes come; look at `pass_seconds`."
+    ),
+    "pdcluster_operator_clusters": (
+        "Fewer than there are: the operator does not watch their namespaces, or does not lead."
+    ),
+    "pdcluster_operator_leads": (
+        "The sum over all replicas must be 1. 0 for more than 15 s: no replica leads, nothing is "
+        "changed, clusters go on serving; look at the replicas' logs and the Lease."
+    ),
+}
+"""Of the operator, by name."""

@@ -23,31 +23,31 @@ class Metrics:
     """
 
     def __init__(self, *, num_waiting: Callable[[], int], num_clusters: Callable[[], int]) -> None:
-        self._registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self.passes = Counter(
             "pdcluster_operator_passes",
             "Passes over clusters, by how they ended.",
             ["outcome"],
-            registry=self._registry,
+            registry=self.registry,
         )
         self.pass_seconds = Histogram(
             "pdcluster_operator_pass_seconds",
             "One pass: observe, plan, execute.",
             buckets=_PASS_S,
-            registry=self._registry,
+            registry=self.registry,
         )
         waiting = Gauge(
-            "pdcluster_operator_queue", "Clusters that wait for a pass.", registry=self._registry
+            "pdcluster_operator_queue", "Clusters that wait for a pass.", registry=self.registry
         )
         waiting.set_function(num_waiting)
         clusters = Gauge(
-            "pdcluster_operator_clusters", "PDClusters that are known.", registry=self._registry
+            "pdcluster_operator_clusters", "PDClusters that are known.", registry=self.registry
         )
         clusters.set_function(num_clusters)
         self.leads = Gauge(
-            "pdcluster_operator_leads", "1 where this replica leads.", registry=self._registry
+            "pdcluster_operator_leads", "1 where this replica leads.", registry=self.registry
         )
 
     def render(self) -> bytes:
         """Everything in Prometheus' text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)

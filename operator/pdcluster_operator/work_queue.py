@@ -54,6 +54,7 @@ class WorkQueue(Generic[K]):
         self._due: dict[K, float] = {}
         self._running: set[K] = set()
         self._failures: dict[K, int] = {}
+        self._not_before: dict[K, float] = {}
         self._news: asyncio.Future[None] | None = None
 
     def __len__(self) -> int:
@@ -84,11 +85,17 @@ class WorkQueue(Generic[K]):
     async def _next(self) -> K:
         while True:
             # One that is being looked at waits for that pass to end, and holds nobody up.
-            waiting = [pair for pair in self._due.items() if pair[0] not in self._running]
+            waiting = [
+                # Where the server asked for patience, news do not shorten it.
+                (key, max(at, self._not_before.get(key, at)))
+                for key, at in self._due.items()
+                if key not in self._running
+            ]
             key, at = min(waiting, key=lambda pair: pair[1], default=(None, math.inf))
             wait_s = at - self._clock()
             if key is not None and wait_s <= 0:
                 del self._due[key]
+                self._not_before.pop(key, None)
                 self._running.add(key)
                 return key
             if self._news is None:
@@ -114,6 +121,7 @@ class WorkQueue(Generic[K]):
             wait_s = backoff_s(self._failures[key])
             if isinstance(error, ClusterApiError) and error.retry_after_s is not None:
                 wait_s = max(wait_s, error.retry_after_s)
+                self._not_before[key] = self._clock() + error.retry_after_s
             return wait_s
         self._failures.pop(key, None)
         return again

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -162,9 +163,24 @@ def test_the_status_of_one_that_does_not_serve_exits_with_1_and_says_why(
     )
     ended = plugin("status", "qwen", "-n", namespace)
     assert ended.returncode == 1
-    assert "Ready        False (NotYetSupported)" in ended.stdout
+    assert re.search(r"^Ready +False \(NotYetSupported\)$", ended.stdout, re.MULTILINE)
     assert "spec.prefill.nodes" in ended.stdout
     assert "Warning" in ended.stdout
+
+
+def test_pods_that_may_not_be_made_are_told_as_an_event(
+    plugin: Plugin, kubectl: Kubectl, namespace: str, served: Callable[..., None]
+) -> None:
+    # The condition can't know it: there is no pod to ask.
+    kubectl("create", "quota", "none", "--hard=pods=0", "-n", namespace)
+    served()
+
+    def told() -> str:
+        text = plugin("status", "qwen", "-n", namespace).stdout
+        return text if "FailedCreate" in text else ""
+
+    text = eventually("an Event", told)
+    assert re.search(r"Warning +ReplicaSet/qwen-\S+ +FailedCreate .*exceeded quota", text)
 
 
 def test_one_that_no_operator_has_looked_at_says_so(
@@ -175,7 +191,7 @@ def test_one_that_no_operator_has_looked_at_says_so(
     kubectl.apply(document, namespace=namespace)
     ended = plugin("status", "qwen", "-n", namespace)
     assert ended.returncode == 1
-    assert "Ready        Unknown (WaitingForOperator)" in ended.stdout
+    assert re.search(r"^Ready +Unknown \(WaitingForOperator\)$", ended.stdout, re.MULTILINE)
     assert "No operator has looked at it yet" in ended.stdout
     ended = plugin("logs", "qwen", "-n", namespace, "--role", "decode")
     assert ended.returncode == 1
@@ -202,9 +218,9 @@ def test_one_that_is_not_there_says_where_one_is(
             f"namespace default has no PDCluster lost-and-found; there is one in {namespace}"
             in (said)
         )
-        said = failed(plugin(verb, "qwen", "-n", namespace), 2)
+        said = failed(plugin(verb, "no-such-cluster", "-n", namespace), 2)
         assert "it has lost-and-found" in said
-        said = failed(plugin(verb, "qwen", "-n", "no-such-namespace"), 2)
+        said = failed(plugin(verb, "lost-and-found", "-n", "no-such-namespace"), 2)
         assert "there is no such namespace" in said
 
 
@@ -307,7 +323,8 @@ def test_following_waits_and_ends_with_an_interrupt_or_the_cluster(
         assert process.stderr is not None
         assert "has no pods; waiting for them" in process.stderr.readline()
     interrupted.send_signal(signal.SIGINT)
-    assert interrupted.wait(20) == 130
+    assert interrupted.communicate(timeout=20) == ("", "")
+    assert interrupted.returncode == 130
     began = time.monotonic()
     kubectl("delete", "pdc", "qwen", "-n", namespace)
     _, said = left.communicate(timeout=30)

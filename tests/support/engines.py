@@ -27,6 +27,8 @@ from pathlib import Path
 import httpx
 import psutil
 
+from pdcluster_cli.process_tree import remove_shared_files, shared_files
+
 MODEL = "tiny"
 BLOCK_SIZE = 32
 BLOCK_BYTES = 32_768
@@ -240,13 +242,16 @@ class RunningEngine:
                 continue
 
     def kill9(self) -> None:
-        """Kill all its processes at once."""
+        """Kill all its processes at once, and remove what no killed process can: shared memory."""
+        shared = shared_files(self.pids())
         self.signal(signal.SIGKILL)
         self.process.wait(timeout=_STOP_S)
+        _remove_shared(shared)
 
     def stop(self) -> None:
         """End it: SIGTERM, then SIGKILL for what is left of its tree."""
         pids = self.pids()
+        shared = shared_files(pids)
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -259,9 +264,18 @@ class RunningEngine:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+        _remove_shared(shared)
         if self.sockets is not None:
             shutil.rmtree(self.sockets, ignore_errors=True)
         self.client.close()
+
+
+def _remove_shared(names: set[str]) -> None:
+    """Remove files once their last user is gone, which a killed process is a moment later."""
+    until = time.monotonic() + _STOP_S
+    while names and time.monotonic() < until:
+        names = remove_shared_files(names)
+        time.sleep(_POLL_S)
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,7 @@ class FaultyApi:
         assert self._end is not None
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join(10)
+        self._loop.close()
 
     def expire_watches(self) -> None:
         """End every running watch as a server does whose history is gone: with 410."""
@@ -117,7 +118,11 @@ class FaultyApi:
             connector=connector, auto_decompress=False, timeout=aiohttp.ClientTimeout(total=None)
         ) as session:
             app = web.Application(client_max_size=64 * 1024 * 1024)
-            app.router.add_route("*", "/{path:.*}", lambda request: self._pass(session, request))
+
+            async def answer(request: web.Request) -> web.StreamResponse:
+                return await self._pass(session, request)
+
+            app.router.add_route("*", "/{path:.*}", answer)
             runner = web.AppRunner(app, shutdown_timeout=0.1)
             await runner.setup()
             site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -146,7 +151,13 @@ class FaultyApi:
         headers = {k: v for k, v in request.headers.items() if k.lower() != "host"}
         url = self._layout.api_url + request.path_qs
         began, body = self._expired, await request.read()
-        async with session.request(request.method, url, headers=headers, data=body) as real:
+        async with session.request(
+            request.method,
+            url,
+            headers=headers,
+            data=body or None,
+            skip_auto_headers=("Content-Type", "Accept-Encoding"),
+        ) as real:
             self.seen.append(Seen(request.method, request.path_qs, at, real.status))
             kept = {k: v for k, v in real.headers.items() if k.lower() not in _HOP_BY_HOP}
             passed = web.StreamResponse(status=real.status, headers=kept)

@@ -45,9 +45,7 @@ async def watch(
     )
 
 
-def _make_registry(
-    store: Store, enqueue: Callable[[ClusterKey], None]
-) -> kopf.OperatorRegistry:
+def _make_registry(store: Store, enqueue: Callable[[ClusterKey], None]) -> kopf.OperatorRegistry:
     """Have every event put into the store and its cluster looked at.
 
     Args:

@@ -22,8 +22,8 @@ __all__ = ["lead"]
 
 _LOG = logging.getLogger(__name__)
 
-DURATION_S: Final = 15.0
-"""A follower takes over after so long a silence."""
+DURATION_S: Final = 15
+"""A follower takes over after so long a silence; the Lease can say whole seconds only."""
 RENEW_DEADLINE_S: Final = 10.0
 """A leader that could not renew for so long ends: before a follower may take over."""
 RETRY_S: Final = 2.0

@@ -118,6 +118,7 @@ class Observed:
         cluster: The resource, where it obeys every rule.
         problems: What it breaks, where it does.
         invalid_reason: The reason of ``ConfigValid=False`` for these.
+        unknown: Fields that only a newer version knows: they are left alone.
         status: Its status as it stands, raw.
         children: Its objects by key, strangers of a child's name included.
         pods: Its pods.
@@ -133,6 +134,7 @@ class Observed:
     cluster: PDCluster | None = None
     problems: tuple[Problem, ...] = ()
     invalid_reason: str = ""
+    unknown: tuple[str, ...] = ()
     status: RawObject = field(default_factory=dict)
     children: Mapping[ObjectKey, Child] = field(default_factory=dict)
     pods: tuple[PodView, ...] = ()

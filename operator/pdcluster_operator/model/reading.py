@@ -6,6 +6,7 @@ server may say more and a half-made object less.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -15,7 +16,7 @@ from pydantic import ValidationError
 from pdcluster_api.conditions import ConfigInvalidReason
 from pdcluster_api.findings import problems_of
 from pdcluster_api.labels import CLUSTER_LABEL, REVISION_LABEL, ROLE_LABEL
-from pdcluster_api.problems import Problem
+from pdcluster_api.problems import Path, Problem, format_path
 from pdcluster_api.proxy_config import Role
 from pdcluster_api.support import KEEPER, not_yet
 from pdcluster_api.timing import derive_timing
@@ -119,7 +120,8 @@ def observe(
         failures: Applies that were rejected for good.
     """
     metadata = dig(raw, "metadata")
-    cluster, problems, reason = _validated(raw)
+    spec, unknown = _known(raw)
+    cluster, problems, reason = _validated(spec)
     by_pod: dict[str, list[RawObject]] = {}
     for event in events:
         by_pod.setdefault(str(dig(event, "involvedObject", "name") or ""), []).append(event)
@@ -136,6 +138,7 @@ def observe(
         cluster=cluster,
         problems=problems,
         invalid_reason=reason,
+        unknown=unknown,
         status=status if isinstance(status, Mapping) else {},
         children={child.key: child for child in read},
         pods=tuple(sorted(views, key=lambda view: view.name)),
@@ -143,13 +146,47 @@ def observe(
     )
 
 
-def _validated(raw: RawObject) -> tuple[PDCluster | None, tuple[Problem, ...], str]:
+def _known(raw: RawObject) -> tuple[dict[str, object], tuple[str, ...]]:
+    """What a resource asks for, without fields that only a newer version knows, and their paths.
+
+    The server's schema has let them pass, and fills in the defaults of those nobody has set: after
+    a step back to an older operator every resource has them.
+    """
     document = {
-        name: raw[name] for name in ("apiVersion", "kind", "metadata", "spec") if name in raw
+        name: copy.deepcopy(raw[name])
+        for name in ("apiVersion", "kind", "metadata", "spec")
+        if name in raw
     }
     try:
-        # As JSON: the models are strict, and a list of Python is no tuple of theirs.
-        cluster = PDCluster.model_validate_json(json.dumps(document))
+        _model(document)
+    except ValidationError as error:
+        paths = [tuple(each["loc"]) for each in error.errors() if each["type"] == "extra_forbidden"]
+        for path in paths:
+            _remove(document, path)
+        return document, tuple(format_path(path) for path in paths)
+    return document, ()
+
+
+def _remove(node: object, path: Path) -> None:
+    for step in path[:-1]:
+        if isinstance(node, Mapping):
+            node = node.get(str(step))
+        elif isinstance(node, list) and isinstance(step, int):
+            node = node[step]
+    if isinstance(node, dict):
+        node.pop(path[-1], None)
+
+
+def _model(document: Mapping[str, object]) -> PDCluster:
+    # As JSON: the models are strict, and a list of Python is no tuple of theirs.
+    return PDCluster.model_validate_json(json.dumps(document))
+
+
+def _validated(
+    document: Mapping[str, object],
+) -> tuple[PDCluster | None, tuple[Problem, ...], str]:
+    try:
+        cluster = _model(document)
     except ValidationError as error:
         # The schema let it pass: a version of the CRD that knows other rules than we do.
         return None, problems_of(error, document), ConfigInvalidReason.INVALID_SPEC

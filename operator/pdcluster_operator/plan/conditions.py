@@ -95,9 +95,11 @@ def conditions_of(situation: Situation) -> tuple[Finding, ...]:
     if failure is not None:
         config = _finding(ConditionType.CONFIG_VALID, _FALSE, failure.reason, failure.message)
     else:
-        config = _finding(
-            ConditionType.CONFIG_VALID, _TRUE, Reason.VALID, "The resource can be acted on."
-        )
+        unknown = ", ".join(situation.observed.unknown)
+        message = "The resource can be acted on."
+        if unknown:
+            message += f" This version of the operator does not know {unknown} and ignores it."
+        config = _finding(ConditionType.CONFIG_VALID, _TRUE, Reason.VALID, message)
     roles = {role: _role(situation, role) for role in Role}
     proxy = _proxy(situation)
     gates = (config, *roles.values(), proxy)

@@ -248,7 +248,7 @@ async def test_an_edit_that_changes_no_program_changes_nothing(
     async with run() as local:
         await local.wait_ready()
         before = [one.pid for one in local.snapshot.members]
-        assert not local.apply(resource_on(monitoring={"podMonitor": True})).is_felt
+        assert not local.apply(resource_on(ratio={"maxPrefillPerDecode": "3:1"})).is_felt
         assert [one.pid for one in local.snapshot.members] == before
 
 

@@ -30,13 +30,15 @@ def test_old_runs_are_removed_and_living_ones_are_not(tmp_path: Path) -> None:
 
 
 def test_people_are_told_what_runs_and_what_is_ignored() -> None:
-    asked = cluster(prefill={"replicas": 3}, proxy={"replicas": 4}, monitoring={"podMonitor": True})
+    asked = cluster(
+        prefill={"replicas": 3}, proxy={"replicas": 4}, ratio={"maxPrefillPerDecode": "3:1"}
+    )
     source = EngineSource(label="simulator", command=("x",))
     lines = list(_opening(Path("my.yaml"), ("Namespace",), asked, source, Path("/run")))
     assert lines[0] == "qwen from my.yaml: 3P + 2D (simulator) and a proxy."
     assert lines[1] == "Logs: /run/logs"
     assert "Skipped documents of other kinds: Namespace." in lines
-    assert "Only a Kubernetes cluster honours: spec.proxy.replicas, spec.monitoring." in lines
+    assert "Only a Kubernetes cluster honours: spec.proxy.replicas, spec.ratio." in lines
 
 
 def test_nothing_is_said_of_what_every_resource_has() -> None:

@@ -114,8 +114,13 @@ async def test_the_servers_patience_is_kept() -> None:
 
     async with running(run_pass) as queue:
         queue.add("a")
+        await until(lambda: len(at) == 1)
+        queue.add("a")  # News do not shorten it.
         await until(lambda: len(at) == 2)
+        queue.add("a")
+        await until(lambda: len(at) == 3)
     assert at[1] - at[0] >= 0.5
+    assert at[2] - at[1] < 0.4
 
 
 async def test_a_pass_may_ask_for_another_and_news_come_before_it() -> None:

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 from tests.support.resources import ENGINE, MODEL, cluster, resource, validated
 
+from pdcluster_api.problems import format_path
 from pdcluster_api.proxy_config import KeeperMode
-from pdcluster_api.support import KEEPER, KUBERNETES_ONLY, NOT_YET, kubernetes_only
+from pdcluster_api.support import KEEPER, KUBERNETES_ONLY, NOT_YET, kubernetes_only, not_yet
 
 
 def test_only_the_image_needs_a_cluster_in_the_minimal_resource() -> None:
@@ -19,11 +20,9 @@ def test_only_the_image_needs_a_cluster_in_the_minimal_resource() -> None:
         ({"decode": {"image": "y"}}, "spec.decode.image"),
         ({"proxy": {"replicas": 2}}, "spec.proxy.replicas"),
         ({"proxy": {"service": {"port": 81}}}, "spec.proxy.service"),
-        ({"proxy": {"apiKeysSecretRef": {"name": "k"}}}, "spec.proxy.apiKeysSecretRef"),
         ({"networkPolicy": {"enabled": True}}, "spec.networkPolicy"),
-        ({"monitoring": {}}, "spec.monitoring"),
-        ({"rollout": {"paused": False}}, "spec.rollout"),
         ({"ratio": {}}, "spec.ratio"),
+        ({"rollout": {"paused": False}}, "spec.rollout"),
         (
             {"drain": {"terminationGracePeriodSeconds": 90}},
             "spec.drain.terminationGracePeriodSeconds",
@@ -73,6 +72,26 @@ def test_a_variable_from_a_secret_needs_a_cluster_and_a_literal_does_not() -> No
 )
 def test_what_a_single_machine_honours_is_not_named(fields: dict[str, object]) -> None:
     assert kubernetes_only(validated(resource(**fields))) == ("spec.engine.image",)
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"proxy": {"apiKeysSecretRef": {"name": "k"}}}, "spec.proxy.apiKeysSecretRef"),
+        ({"proxy": {"tlsSecretRef": {"name": "t"}}}, "spec.proxy.tlsSecretRef"),
+        ({"monitoring": {"podMonitor": True}}, "spec.monitoring.podMonitor"),
+        ({"monitoring": {"rules": True}}, "spec.monitoring.rules"),
+    ],
+)
+def test_what_nobody_would_honour_is_not_silently_taken(
+    fields: dict[str, object], path: str
+) -> None:
+    asked = validated(resource(**fields))
+    for has_defaults in (False, True):
+        (problem,) = not_yet(asked, has_defaults=has_defaults)
+        assert format_path(problem.path) == path
+        assert problem.message.startswith("not yet supported; ")
+    assert not_yet(validated(resource(monitoring={"podMonitor": False, "rules": False}))) == ()
 
 
 def test_the_two_tables_do_not_overlap() -> None:

@@ -68,15 +68,15 @@ def test_a_pods_address_and_sources_are_shown_as_such() -> None:
 
 
 def test_what_only_kubernetes_honours_is_listed() -> None:
-    fields = {"proxy": {"service": {"port": 81}}, "monitoring": {"rules": True}}
+    fields = {"proxy": {"service": {"port": 81}}, "ratio": {"maxPrefillPerDecode": "3:1"}}
     rendered = text(**fields)
     listed = rendered[rendered.index("Honoured by a Kubernetes cluster only") :]
     assert "  spec.proxy.service\n" in listed
-    assert "  spec.monitoring" in listed
+    assert "  spec.ratio" in listed
     assert parsed(**fields)["kubernetesOnly"] == [
         "spec.engine.image",
         "spec.proxy.service",
-        "spec.monitoring",
+        "spec.ratio",
     ]
 
 

@@ -130,7 +130,7 @@ def test_proxies_that_replace_one_another_take_turns_with_the_usual_admin_addres
 
 
 def test_a_field_no_program_is_told_of_changes_nothing() -> None:
-    assert aimed(serving(), monitoring={"podMonitor": True}).members == serving().members
+    assert aimed(serving(), ratio={"maxPrefillPerDecode": "3:1"}).members == serving().members
 
 
 def test_taking_an_edit_back_keeps_the_old_and_drops_the_new() -> None:

@@ -395,3 +395,49 @@ def test_events_tell_of_turns_once() -> None:
     told = [(event.reason, event.message.split(":")[0]) for event in world.events]
     assert ("Serving", "Ready") in told
     assert len(told) == len(set(told))
+
+
+def test_a_field_of_a_newer_version_is_ignored_told_and_restarts_nothing() -> None:
+    # After a step back to an older operator, with the newer definitions in place.
+    world = World(resource())
+    world.settle()
+    before = {name: pod["metadata"] for name, pod in world.pods.items()}
+    world.edit(brandNew={"deep": True}, proxy={"brandNew": 1})
+    world.settle()
+    assert world.condition("ConfigValid") == ("True", "Valid")
+    assert world.condition("Ready") == ("True", "Serving")
+    (message,) = [
+        each["message"]
+        for each in world.cluster["status"]["conditions"]
+        if each["type"] == "ConfigValid"
+    ]
+    assert "does not know spec.proxy.brandNew, spec.brandNew and ignores it" in message
+    assert before == {name: pod["metadata"] for name, pod in world.pods.items()}
+    assert world.cluster["spec"]["brandNew"] == {"deep": True}, "the resource is the user's"
+
+
+def test_a_field_of_a_newer_version_in_a_list_is_ignored_alone() -> None:
+    world = World(
+        resource(
+            engine={
+                "image": "engine:1",
+                "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2", "brandNew": 2}],
+            }
+        )
+    )
+    world.settle()
+    assert world.condition("ConfigValid") == ("True", "Valid")
+    container = world.objects["Deployment", deployment_name(world, "decode")]["spec"]["template"][
+        "spec"
+    ]["containers"][0]
+    values = {each["name"]: each.get("value") for each in container["env"]}
+    assert (values["A"], values["B"]) == ("1", "2")
+
+
+def deployment_name(world: World, role: str) -> str:
+    (name,) = [
+        name
+        for kind, name in world.objects
+        if name.startswith(f"qwen-{role}-") and kind == "Deployment"
+    ]
+    return name

@@ -98,7 +98,8 @@ def _apiserver(layout: Layout) -> list[str]:
         f"--service-account-signing-key-file={pki / 'sa.key'}",
         f"--service-account-key-file={pki / 'sa.pub'}",
         "--authorization-mode=Node,RBAC",
-        "--enable-admission-plugins=NodeRestriction",
+        # The second as on OpenShift: whoever makes children that block their owner needs a right.
+        "--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement",
         "--allow-privileged",
         f"--requestheader-client-ca-file={pki / 'ca.crt'}",
         "--requestheader-allowed-names=front-proxy",

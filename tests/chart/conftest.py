@@ -1,0 +1,27 @@
+"""Both Helms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.support.chart import find_programs
+from tests.support.node import Helm
+
+
+@pytest.fixture(scope="session")
+def programs() -> Path:
+    """Folder with both."""
+    return find_programs()
+
+
+@pytest.fixture(params=["helm3", "helm4"])
+def helm(request: pytest.FixtureRequest, programs: Path, tmp_path: Path) -> Helm:
+    """Each of both, without a cluster."""
+    return Helm(programs / request.param, tmp_path / "none", tmp_path)
+
+
+@pytest.fixture
+def helm4(programs: Path, tmp_path: Path) -> Helm:
+    """Helm 4, where both would do the same."""
+    return Helm(programs / "helm4", tmp_path / "none", tmp_path)

@@ -1,0 +1,1 @@
+"""Build the images without a container daemon and without a registry."""

@@ -26,9 +26,10 @@ class ExitCode(IntEnum):
 
 MEANINGS: Final[Mapping[ExitCode, str]] = {
     ExitCode.WELL: "done; `up`: stopped as asked, drained or at once",
-    ExitCode.FINDING: "something is wrong: a program cannot start",
+    ExitCode.FINDING: "something is wrong: a program cannot start, a PDCluster is not ready",
     ExitCode.WRONG_USE: (
-        "a word, the file or the machine must be changed first: bad resource, port taken, no engine"
+        "a word, the file or the machine must be changed first: bad resource, port taken, no "
+        "engine, no such PDCluster"
     ),
     ExitCode.NOT_REACHABLE: "what was asked for cannot be reached",
     ExitCode.TIMED_OUT: "it took longer than it may",

@@ -85,6 +85,27 @@ NOT_YET: Final = (
         is_asked=lambda spec: bool(spec.kv_transfer.extra_connectors),
         remedy="leave it out",
     ),
+    # A proxy that ignored these would be open to everybody, or plain where TLS was asked for.
+    NotYet(
+        path=("spec", "proxy", "apiKeysSecretRef"),
+        is_asked=lambda spec: spec.proxy.api_keys_secret_ref is not None,
+        remedy="leave it out, and let networkPolicy.clientsFrom say who may connect",
+    ),
+    NotYet(
+        path=("spec", "proxy", "tlsSecretRef"),
+        is_asked=lambda spec: spec.proxy.tls_secret_ref is not None,
+        remedy="leave it out, and end TLS in an Ingress or Gateway before the Service",
+    ),
+    NotYet(
+        path=("spec", "monitoring", "podMonitor"),
+        is_asked=lambda spec: spec.monitoring.pod_monitor,
+        remedy="leave it at false, and make a PodMonitor for the port admin",
+    ),
+    NotYet(
+        path=("spec", "monitoring", "rules"),
+        is_asked=lambda spec: spec.monitoring.rules,
+        remedy="leave it at false",
+    ),
     NotYet(
         path=("spec", "proxy", "policy", "prefill"),
         is_asked=_asks_affinity,
@@ -110,14 +131,7 @@ def not_yet(cluster: PDCluster, *, has_defaults: bool = False) -> tuple[Problem,
 
 _ROLE_FIELDS: Final = ("image", "resources", "podTemplate")
 _ENGINE_FIELDS: Final = ("image", "imagePullPolicy", "imagePullSecrets")
-_PROXY_FIELDS: Final = (
-    "replicas",
-    "image",
-    "resources",
-    "service",
-    "apiKeysSecretRef",
-    "tlsSecretRef",
-)
+_PROXY_FIELDS: Final = ("replicas", "image", "resources", "service")
 KUBERNETES_ONLY: Final[tuple[Path, ...]] = (
     ("spec", "model", "tokenSecretRef"),
     ("spec", "model", "cache"),
@@ -128,7 +142,6 @@ KUBERNETES_ONLY: Final[tuple[Path, ...]] = (
     ("spec", "rollout"),
     ("spec", "ratio"),
     ("spec", "networkPolicy"),
-    ("spec", "monitoring"),
 )
 """Fields that need a cluster: images, Secrets, claims, Services, pods."""
 

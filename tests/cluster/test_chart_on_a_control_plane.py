@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.support.chart import PRESETS, bare_control_plane, preset, render
+from tests.support.chart import PRESETS, bare_control_plane, kubeconfig_of, preset, render
 from tests.support.kubernetes import Kubectl, KubectlError, eventually
 from tests.support.node import CHART, Helm
 from tools.kubernetes.cluster.layout import Layout
+from tools.kubernetes.foreign_crds import Project, crd_files
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = Path("/dev/shm/pdcluster-tests-chart")
 CRDS = ("pdclusters.pdcluster.io", "pdpools.pdcluster.io")
 KEPT_BY_KUBERNETES = {"ConfigMap/kube-root-ca.crt", "ServiceAccount/default"}
 
@@ -30,7 +30,7 @@ KEPT_BY_KUBERNETES = {"ConfigMap/kube-root-ca.crt", "ServiceAccount/default"}
 @pytest.fixture(scope="module")
 def plane(programs: Path) -> Iterator[Layout]:
     """A control plane without CRDs of ours."""
-    with bare_control_plane(programs, FOLDER) as layout:
+    with bare_control_plane(programs, "pdcluster-tests-chart") as layout:
         yield layout
 
 
@@ -336,6 +336,26 @@ def test_a_namespaced_install_makes_roles_alone(admin: Kubectl, helm: Helm) -> N
     helm("uninstall", "pdcluster", "-n", namespace)
 
 
+def test_who_may_not_hand_on_the_rights_can_install_the_rest(
+    admin: Kubectl, helm: Helm, plane: Layout, tmp_path: Path
+) -> None:
+    """The administrator of one namespace, where somebody else has made the roles."""
+    admin("apply", "--server-side", "-f", str(ROOT / "charts" / "crds.yaml"))
+    namespace = new_name()
+    admin("create", "namespace", namespace)
+    admin("create", "serviceaccount", "boss", "-n", namespace)
+    words = ("boss", "-n", namespace, "--clusterrole=admin", f"--serviceaccount={namespace}:boss")
+    admin("create", "rolebinding", *words)
+    token = admin("create", "token", "boss", "-n", namespace).strip()
+    theirs = Helm(helm.program, kubeconfig_of(plane, tmp_path, token), tmp_path)
+    words = ("install", "pdcluster", str(CHART), "-n", namespace, *preset("namespaced"))
+    with pytest.raises(KubectlError, match="attempting to grant RBAC permissions not currently"):
+        theirs(*words)
+    theirs(*words, "--replace", "--set", "rbac.create=false")
+    assert "Deployment/pdcluster" in objects_of(admin, namespace)
+    theirs("uninstall", "pdcluster", "-n", namespace)
+
+
 def test_a_namespace_that_is_not_there_is_told_by_its_name(admin: Kubectl, helm: Helm) -> None:
     with pytest.raises(KubectlError, match='namespaces "not-there" not found'):
         install(helm, new_name(), "--set", "watchNamespaces={not-there}")
@@ -381,6 +401,33 @@ def test_the_server_takes_every_object_of_a_preset(admin: Kubectl, helm4: Helm, 
         admin(
             "apply", "--server-side", "--dry-run=server", "-n", namespace, "-f", "-", stdin=pods[0]
         )
+
+
+def test_the_prometheus_operators_own_schema_takes_the_pod_monitor(
+    admin: Kubectl, helm: Helm
+) -> None:
+    namespace = new_name()
+    (path,) = (
+        each for each in crd_files(Project.PROMETHEUS_OPERATOR) if "_podmonitors" in each.name
+    )
+    monitor = ("--set", "metrics.podMonitor.enabled=true,metrics.podMonitor.labels.release=prom")
+    # Without its CRDs Helm says what is missing.
+    with pytest.raises(KubectlError, match='no matches for kind "PodMonitor"'):
+        install(helm, namespace, *monitor)
+    admin("apply", "--server-side", "-f", str(path))
+    admin("wait", "--for=condition=Established", "crd/podmonitors.monitoring.coreos.com")
+    install(helm, namespace, *monitor, "--replace")
+    found = admin.get("podmonitor", "pdcluster", "-n", namespace)
+    assert found["metadata"]["labels"]["release"] == "prom"
+    (endpoint,) = found["spec"]["podMetricsEndpoints"]
+    assert (endpoint["port"], endpoint["interval"]) == ("metrics", "30s")
+    # Strictly: a field that is misspelt would be refused.
+    rendered = [
+        each for each in render(helm, *monitor, namespace=namespace) if each["kind"] == "PodMonitor"
+    ]
+    admin.apply(*rendered, namespace=namespace, dry_run=True)
+    helm("uninstall", "pdcluster", "-n", namespace)
+    admin("delete", "-f", str(path))
 
 
 def test_people_get_rights_by_their_ordinary_roles(admin: Kubectl, helm4: Helm) -> None:

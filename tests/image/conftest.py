@@ -8,15 +8,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from tests.support.kubernetes import Kubectl
+from tests.support.kubernetes import Kubectl, claimed_folder
 from tools.image.archive import Contents, read_contents
 from tools.image.build import Builder, ImageError, missing_programs
 from tools.image.recipe import TARGETS
 from tools.kubernetes.build import BuildError, build_all, default_cache
 from tools.kubernetes.cluster.host import Cluster
 from tools.kubernetes.cluster.shell import ClusterError
-
-FOLDER = Path("/dev/shm/pdcluster-tests-image")
 
 
 def give_up(reason: str) -> None:
@@ -53,15 +51,17 @@ def contents(archives: Mapping[str, Path]) -> Mapping[str, Contents]:
 @pytest.fixture(scope="session")
 def kubectl(archives: Mapping[str, Path]) -> Iterator[Kubectl]:
     """A node that has the images, and kubectl as its administrator."""
-    if shutil.which("go") is None and not os.environ.get("CI"):
-        pytest.skip("Go is missing: it builds Kubernetes")
-    cluster = Cluster(FOLDER)
-    cluster.folder.mkdir(exist_ok=True)
-    try:
-        layout = cluster.start(build_all(default_cache()), images=list(archives.values()))
-    except (BuildError, ClusterError) as error:
-        give_up(str(error))
-        raise
-    yield Kubectl(layout.bin / "kubectl", layout.kubeconfig)
-    cluster.stop()
-    shutil.rmtree(cluster.folder)
+    given = os.environ.get("PDCLUSTER_KUBERNETES_BIN")
+    if given is None and shutil.which("go") is None:
+        give_up("Go is missing: it builds Kubernetes")
+    with claimed_folder("pdcluster-tests-image") as folder:
+        cluster = Cluster(folder)
+        try:
+            programs = Path(given) if given else build_all(default_cache())
+            layout = cluster.start(programs, images=list(archives.values()), ends_with_us=True)
+        except (BuildError, ClusterError) as error:
+            give_up(str(error))
+            raise
+        yield Kubectl(layout.bin / "kubectl", layout.kubeconfig)
+        cluster.stop()
+        shutil.rmtree(cluster.folder)

@@ -239,6 +239,7 @@ def test_an_answer_goes_through_prefill_decode_and_the_proxy(
             command=PROXY_COMMAND,
             config_file="/etc/pdcluster/proxy.json",
             endpoints_file="/etc/pdcluster/endpoints.json",
+            drain_s=0,
         ),
     )
     files = {

@@ -18,7 +18,7 @@ def test_install_test_and_uninstall(node: Node, major: str) -> None:
     notes = helm("install", *words, "--create-namespace")
     try:
         assert "kubectl" in notes.partition("NOTES")[2]
-        said = helm("test", "pdcluster", "-n", SYSTEM, "--logs", "--timeout=150s")
+        said = helm("test", "pdcluster", "-n", SYSTEM, "--timeout=200s", timeout_s=240)
         assert "Succeeded" in said
         helm("upgrade", *words, "--set", "logLevel=debug")
         helm("rollback", "pdcluster", "1", "-n", SYSTEM, "--wait")

@@ -82,16 +82,17 @@ def test_an_answer_moves_its_blocks_between_pods(
     # A block's bytes follow from what P holds: both engines are asked, neither is told.
     per_block = (after - before) / record["num_blocks"]
     assert per_block == int(per_block) > 0
-    # The control: what fits into no block is recomputed by D, and nothing moves.
-    ask(applied, "Hi")
-    eventually("its log line", lambda: len(records(installed, namespace)) == 2, within_s=10)
-    assert moved(installed, namespace) == after
-    # And a second prompt of another length moves its own number of blocks, at the same size each.
+    # Another prompt, of another length, moves its own number of blocks, at the same size each.
     ask(applied, "Another prompt, of another length. " * 40)
-    eventually("its log line", lambda: len(records(installed, namespace)) == 3, within_s=10)
+    eventually("its log line", lambda: len(records(installed, namespace)) == 2, within_s=10)
     blocks = max(each["num_blocks"] for each in records(installed, namespace))
+    assert blocks > record["num_blocks"]
     expected = after + blocks * per_block
     eventually("its bytes", lambda: moved(installed, namespace) == expected, within_s=10)
+    # The control: two answers to one prompt are D's alone, and nothing moves.
+    ask(applied, "Another prompt, which nobody prefills. " * 40, n=2)
+    eventually("its log line", lambda: len(records(installed, namespace)) == 3, within_s=10)
+    assert moved(installed, namespace) == expected
 
 
 def test_a_changed_lease_rolls_both_roles_and_no_stream_breaks(

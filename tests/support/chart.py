@@ -16,12 +16,14 @@ from tools.kubernetes.cluster.host import Cluster
 from tools.kubernetes.cluster.layout import Layout
 from tools.kubernetes.cluster.shell import ClusterError
 
+from tests.support.kubernetes import claimed_folder
 from tests.support.node import CHART, Helm
 
 __all__ = [
     "PRESETS",
     "bare_control_plane",
     "find_programs",
+    "kubeconfig_of",
     "pod_specs",
     "preset",
     "render",
@@ -82,18 +84,28 @@ def pod_specs(objects: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any
 
 
 @contextmanager
-def bare_control_plane(programs: Path, folder: Path) -> Iterator[Layout]:
+def bare_control_plane(programs: Path, name: str) -> Iterator[Layout]:
     """A control plane of one's own, without our CRDs: those are the chart's to bring."""
-    cluster = Cluster(folder)
-    folder.mkdir(exist_ok=True)
-    try:
-        layout = cluster.start(programs, is_full=False)
-    except ClusterError as error:
-        if os.environ.get("CI"):
-            pytest.fail(str(error))
-        pytest.skip(str(error))
-    try:
-        yield layout
-    finally:
-        cluster.stop()
-        shutil.rmtree(folder)
+    with claimed_folder(name) as folder:
+        cluster = Cluster(folder)
+        try:
+            layout = cluster.start(programs, is_full=False, ends_with_us=True)
+        except ClusterError as error:
+            if os.environ.get("CI"):
+                pytest.fail(str(error))
+            pytest.skip(str(error))
+        try:
+            yield layout
+        finally:
+            cluster.stop()
+            shutil.rmtree(folder)
+
+
+def kubeconfig_of(layout: Layout, folder: Path, token: str) -> Path:
+    """A kubeconfig with a token in place of the administrator's certificate."""
+    config = yaml.safe_load(layout.kubeconfig.read_text())
+    for user in config["users"]:
+        user["user"] = {"token": token}
+    path = folder / "kubeconfig"
+    path.write_text(yaml.safe_dump(config))
+    return path

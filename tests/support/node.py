@@ -116,9 +116,12 @@ def _merge(into: dict[str, Any], changes: Mapping[str, Any]) -> None:
             into[key] = value
 
 
-def ask(url: str, prompt: str, *, max_tokens: int = 8, model: str = "sim") -> dict[str, Any]:
+def ask(
+    url: str, prompt: str, *, max_tokens: int = 8, model: str = "sim", n: int = 1
+) -> dict[str, Any]:
     """Send one completion; give the whole answer."""
-    body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+    body: dict[str, object] = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "n": n}
+    body["temperature"] = 0 if n == 1 else 1
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=120.0, trust_env=False)
     assert answer.status_code == httpx.codes.OK, answer.text
     whole: dict[str, Any] = answer.json()

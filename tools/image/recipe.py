@@ -38,9 +38,10 @@ SUITE: Final = "bookworm"
 
 PYTHON: Final = "3.11"
 
-PACKAGES: Final = ("python3", "python3-venv", "ca-certificates", "usr-is-merged")
-"""Beside Debian's essential packages. The last one is empty and stands for ``usrmerge``, which would
-bring a whole Perl (50 MB) to do what the hook below does."""
+PACKAGES: Final = ("python3", "python3-venv", "ca-certificates", "libstdc++6", "usr-is-merged")
+"""Beside Debian's essential packages. Wheels (ZeroMQ's among them) want libstdc++, which nothing
+else brings. The last one is empty and stands for ``usrmerge``, which would bring a whole Perl (50
+MB) to do what the hook below does."""
 
 _NOT_INSTALLED: Final = (
     "/usr/share/man/*",
@@ -119,6 +120,7 @@ def base_for(architecture: str) -> Base:
         "--dpkgopt=force-unsafe-io",
         "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr",
         '--aptopt=Acquire::Languages "none"',
+        '--aptopt=Acquire::Retries "3"',
         f"--customize-hook=rm -rf {removed}",
         SUITE,
     )

@@ -79,7 +79,7 @@ class Connection:
 
     @contextlib.asynccontextmanager
     async def _answer(
-        self, path: str, query: Sequence[tuple[str, str]], timeout: aiohttp.ClientTimeout
+        self, path: str, query: Sequence[tuple[str, str]], limits: aiohttp.ClientTimeout
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         host = self._api.configuration.host
         try:
@@ -90,7 +90,7 @@ class Connection:
                 header_params={"Accept": "application/json, */*"},
                 auth_settings=["BearerToken"],
             )
-            answer = await self._api.call_api(*request, _request_timeout=timeout)
+            answer = await self._api.call_api(*request, _request_timeout=limits)
             response: aiohttp.ClientResponse = answer.response
             try:
                 if response.status != HTTPStatus.OK:
@@ -116,6 +116,21 @@ def _told(error: Exception) -> str:
     return str(error) or ("timed out" if isinstance(error, TimeoutError) else type(error).__name__)
 
 
+def _existing(files: Sequence[str]) -> list[str]:
+    return [path for path in files if Path(path).expanduser().is_file()]
+
+
+def _current_context(files: Sequence[str]) -> str | None:
+    """The first file that names one wins, as in kubectl; the client lets the last one win."""
+    for path in files:
+        found = text_at(
+            yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8")), "current-context"
+        )
+        if found:
+            return found
+    return None
+
+
 @contextlib.asynccontextmanager
 async def connect(target: Target, environ: Mapping[str, str]) -> AsyncIterator[Connection]:
     """Connect as kubectl would: by a kubeconfig, else as the pod that this runs in.
@@ -124,7 +139,7 @@ async def connect(target: Target, environ: Mapping[str, str]) -> AsyncIterator[C
         KubeconfigError: There is no kubeconfig, or it can't be used.
     """
     files = kubeconfig_files(target.kubeconfig, environ)
-    there = [path for path in files if Path(path).expanduser().is_file()]
+    there = _existing(files)
     configuration = Configuration()
     # Each followed log is a connection; a limit would let the others wait for ever.
     configuration.connection_pool_maxsize = 0
@@ -132,7 +147,7 @@ async def connect(target: Target, environ: Mapping[str, str]) -> AsyncIterator[C
         if there:
             loader = await aio.config.load_kube_config(  # type: ignore[no-untyped-call]
                 config_file=":".join(there),
-                context=target.context or None,
+                context=target.context or _current_context(there),
                 client_configuration=configuration,
                 persist_config=False,
             )
@@ -148,7 +163,7 @@ async def connect(target: Target, environ: Mapping[str, str]) -> AsyncIterator[C
         api = ApiClient(configuration=configuration)
     except _BROKEN as error:
         raise KubeconfigError(
-            f"the kubeconfig {':'.join(there)} can't be used: {error}; "
+            f"the kubeconfig {':'.join(there) or 'of this pod'} can't be used: {error}; "
             "`kubectl config view` shows it"
         ) from error
     async with api:

@@ -106,7 +106,9 @@ async def _hint(api: Api, namespace: str, name: str) -> str:
     except CliError:
         pass  # Whoever may not read namespaces learns the rest.
     try:
-        everywhere = await api.get(f"{_ROOT}/pdclusters", [("fieldSelector", f"metadata.name={name}")])
+        everywhere = await api.get(
+            f"{_ROOT}/pdclusters", [("fieldSelector", f"metadata.name={name}")]
+        )
         elsewhere = sorted(
             text_at(each, "metadata", "namespace") for each in maps_at(everywhere, "items")
         )

@@ -123,7 +123,7 @@ class LineCutter:
         self._head = f"[{pod}] ".encode()
         # This is all the mutable state.
         self._rest = b""
-        self._last = since.encode()
+        self._last = self._since = since.encode()
 
     @property
     def last(self) -> str:
@@ -147,7 +147,7 @@ class LineCutter:
         stamped = _STAMPED.match(line)
         if stamped is not None:
             # All stamps of one node have one form and one zone: they compare as words.
-            if stamped[1] <= self._last:
+            if stamped[1] <= self._since:
                 return b""
             self._last = stamped[1]
             line = line[stamped.end() :]

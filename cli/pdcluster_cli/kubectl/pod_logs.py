@@ -70,8 +70,8 @@ class PodLogs:
     ) -> None:
         self._api, self._namespace, self._name = api, namespace, name
         self._options, self._write, self._say, self._look_s = options, write, say, look_s
-        # This is all the mutable state: what was said last, and by container what is followed.
-        self._said = ""
+        # This is all the mutable state: what was said of whom, and by container what is followed.
+        self._told: dict[str, str] = {}
         self._open: set[str] = set()
         self._ended: set[str] = set()
         self._since: dict[str, str] = {}
@@ -104,26 +104,33 @@ class PodLogs:
         Raises:
             CliError: Following can't go on.
         """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                await self._follow_all(tasks)
+        except BaseExceptionGroup as group:
+            # The first failure has ended all others; what it is matters, not where it came up.
+            raise _first_of(group) from group
+
+    async def _follow_all(self, tasks: asyncio.TaskGroup) -> None:
         is_first = True
-        async with asyncio.TaskGroup() as tasks:
-            while True:
-                found = await self._look()
-                for source in due_sources(found, open_ids=self._open, ended_ids=self._ended):
-                    self._open.add(source.id)
-                    tasks.create_task(self._follow_one(source, is_new=not is_first))
-                is_first = is_first and not found
-                if not found and not self._open and await self._is_gone():
-                    self._say(f"PDCluster {self._name} is gone")
-                    return
-                await asyncio.sleep(self._look_s)
+        while True:
+            found = await self._look()
+            for source in due_sources(found, open_ids=self._open, ended_ids=self._ended):
+                self._open.add(source.id)
+                tasks.create_task(self._follow_one(source, is_new=not is_first))
+            is_first = is_first and not found
+            if not found and not self._open and await self._is_gone():
+                self._say(f"PDCluster {self._name} is gone")
+                return
+            await asyncio.sleep(self._look_s)
 
     async def _look(self) -> tuple[Source, ...]:
         try:
             found = await self._find()
         except (UnreachableError, ServerError) as error:
-            self._say_once(f"{error}; trying again")
+            self._say_once("", f"{error}; trying again")
             return ()
-        self._say_once("" if found else f"{self._whose()} has no pods yet; waiting for them")
+        self._say_once("", "" if found else f"{self._whose()} has no pods; waiting for them")
         return found
 
     async def _is_gone(self) -> bool:
@@ -146,7 +153,7 @@ class PodLogs:
         except ObjectMissingError:
             self._ended.add(source.id)  # The pod is gone.
         except (ServerError, UnreachableError) as error:
-            self._say_once(f"[{source.pod}] its log broke off: {error}")
+            self._say_once(source.pod, f"[{source.pod}] its log can't be followed: {error}")
         finally:
             self._open.discard(source.id)
 
@@ -157,17 +164,22 @@ class PodLogs:
         query = log_query(source, self._options, is_new=is_new, since=since)
         try:
             async for part in self._api.stream(path, query):
+                self._told.pop(source.pod, None)
                 self._write(cutter.feed(part))
         finally:
             self._since[source.id] = cutter.last
         self._write(cutter.end())
 
-    def _say_once(self, text: str) -> None:
-        if text and text != self._said:
+    def _say_once(self, topic: str, text: str) -> None:
+        if text and text != self._told.get(topic):
             self._say(text)
-        self._said = text
+        self._told[topic] = text
 
     def _whose(self) -> str:
         part = "" if self._options.part is None else f" ({self._options.part.value})"
         return f"PDCluster {self._name}{part}"
 
+
+def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = group.exceptions[0]
+    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first

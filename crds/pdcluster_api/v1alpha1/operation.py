@@ -103,6 +103,6 @@ class MonitoringSpec(Spec):
     """Objects for the Prometheus operator."""
 
     pod_monitor: bool = False
-    """Make PodMonitors."""
+    """Make PodMonitors. Not yet supported."""
     rules: bool = False
-    """Make a PrometheusRule."""
+    """Make a PrometheusRule. Not yet supported."""

@@ -93,8 +93,10 @@ class ProxySpec(Spec):
     idle_timeout_seconds: Seconds = defaults.IDLE_TIMEOUT_SECONDS
     """Longest silence of an engine within a stream, in seconds."""
     api_keys_secret_ref: LocalReference | None = None
-    """Secret whose values are the API keys that clients may use. Without it no key is asked for."""
+    """Secret whose values are the API keys that clients may use. Without it no key is asked for.
+    Not yet supported."""
     tls_secret_ref: LocalReference | None = None
-    """Secret with tls.crt and tls.key. Without it the proxy speaks plain HTTP."""
+    """Secret with tls.crt and tls.key. Without it the proxy speaks plain HTTP. Not yet
+    supported."""
     local_prefill_fallback: LocalPrefillFallback = LocalPrefillFallback.NEVER
     """Whether decode engines may prefill by themselves while no prefill engine is ready."""

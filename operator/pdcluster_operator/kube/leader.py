@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import aiohttp
-from kubernetes.aio.client import ApiClient, ApiException
+from kubernetes.aio.client import ApiClient, ApiException, V1Lease, V1ObjectMeta
 from kubernetes.aio.leaderelection.electionconfig import Config
 from kubernetes.aio.leaderelection.leaderelection import LeaderElection
 from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
@@ -48,10 +48,18 @@ class _Lock(LeaseLock):
 
     @override
     async def create(self, name: str, namespace: str, election_record: Any) -> bool:
+        # The client's own (37.0.2) asks with pretty=True, which its own models refuse.
+        spec = self.update_lease(election_record)
+        body = V1Lease(metadata=V1ObjectMeta(name=name), spec=spec)
         try:
-            return bool(await super().create(name, namespace, election_record))
+            await self.api_instance.create_namespaced_lease(namespace, body)
+        except ApiException as error:
+            # Another replica was faster (409), or the right is missing (403).
+            _LOG.warning("leader.unwritten", extra={"reason": error.reason, "status": error.status})
+            return False
         except (TimeoutError, aiohttp.ClientError, OSError):
             return False
+        return True
 
 
 async def lead(

@@ -100,6 +100,17 @@ def test_both_revisions_of_a_rollout_are_counted_by_their_pods() -> None:
     assert f"{before} (x2)" in shown(made)
 
 
+def test_the_revision_of_the_most_pods_comes_first() -> None:
+    made = world(decode={"replicas": 1})
+    for number, revision in enumerate(("ffffffff", "ffffffff", "00000000")):
+        pod = next(p for name, p in made.pods.items() if name.startswith("qwen-decode"))
+        labels = {**pod["metadata"]["labels"], "pdcluster.io/revision": revision}
+        made.pods[f"x{number}"] = {**pod, "metadata": {"name": f"x{number}", "labels": labels}}
+    made.pods = {name: pod for name, pod in made.pods.items() if not name.startswith("qwen-decode")}
+    pools = {pool.name: pool for pool in view(made).pools}
+    assert pools["decode"].revisions == (("ffffffff", 2), ("00000000", 1))
+
+
 @pytest.mark.parametrize("ready", [True, False])
 def test_ready_needs_the_condition(ready: bool) -> None:
     made = world()
@@ -200,10 +211,11 @@ def test_events_of_note_are_shown_in_order_and_others_are_not() -> None:
 
 def test_an_event_that_came_again_is_shown_once_with_its_last_time() -> None:
     again = event("PDCluster", "qwen", "Serving", warning=False, at="2026-11-29T12:04:00Z")
-    found = view(world(), events=(again, *EVENTS)).events
-    assert found is not None
-    assert [each.reason for each in found] == ["FailedCreate", "FailedMount", "Serving"]
-    assert found[-1].at == "2026-11-29T12:04:00Z"
+    for events in ((again, *EVENTS), (*EVENTS, again)):
+        found = view(world(), events=events).events
+        assert found is not None
+        assert [each.reason for each in found] == ["FailedCreate", "FailedMount", "Serving"]
+        assert found[-1].at == "2026-11-29T12:04:00Z"
 
 
 def test_only_the_newest_events_are_shown() -> None:

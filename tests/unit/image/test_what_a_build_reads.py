@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tools.image import inputs
 from tools.image.inputs import (
     AllowList,
     IgnoreFileError,
@@ -59,6 +60,11 @@ def test_the_context_has_what_is_listed_and_nothing_else(tree: Path) -> None:
     assert names == ["code/a.py", "code/b.py", "code/link", "lock.txt"]
 
 
+def test_a_name_may_be_a_pattern(tree: Path) -> None:
+    listed = context_files(tree, AllowList(("code",), ("__py*", "b.??")))
+    assert [path.name for path in listed] == ["a.py", "link"]
+
+
 def test_a_listed_path_has_to_exist(tree: Path) -> None:
     with pytest.raises(IgnoreFileError, match="gone is listed"):
         list(context_files(tree, AllowList(("gone",), ())))
@@ -69,7 +75,7 @@ def edit(tree: Path) -> None:
 
 
 def move(tree: Path) -> None:
-    (tree / "code" / "a.py").rename(tree / "code" / "c.py")
+    (tree / "code" / "b.py").rename(tree / "code" / "c.py")
 
 
 def swap(tree: Path) -> None:
@@ -119,6 +125,18 @@ def test_the_key_follows_the_settings(tree: Path) -> None:
     assert len({context_key(tree), context_key(tree, "a"), context_key(tree, "b")}) == 3
 
 
+def test_the_key_follows_the_builder_itself(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = tree / "tools"
+    builder.mkdir()
+    monkeypatch.setattr(inputs, "_HERE", builder)
+    keys = {context_key(tree)}
+    (builder / "recipe.py").write_text("one")
+    keys.add(context_key(tree))
+    (builder / "recipe.py").write_text("two")
+    keys.add(context_key(tree))
+    assert len(keys) == 3
+
+
 def test_the_key_stays_when_something_else_changes(tree: Path) -> None:
     before = context_key(tree)
     (tree / "notes.md").write_text("other notes")
@@ -127,25 +145,26 @@ def test_the_key_stays_when_something_else_changes(tree: Path) -> None:
     assert context_key(tree) == before
 
 
-def test_whatever_the_containerfile_copies_is_in_the_context() -> None:
+def test_the_context_is_what_the_containerfile_copies() -> None:
     allowed = {*read_allow_list((ROOT / ".containerignore").read_text()).paths}
-    copied = [
-        word
-        for line in re.findall(r"^COPY (?!--from)(.+)$", RECIPE, re.MULTILINE)
-        for word in line.split()[:-1]
-    ]
-    assert len(copied) > 10
-    assert {*copied} == allowed
+    lines = re.findall(r"^COPY (?!--from)(.+)$", RECIPE, re.MULTILINE)
+    assert "." in {word for line in lines for word in line.split()[:-1]}
+    locks = {word for line in lines for word in line.split()[:-1]} - {"."}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    metadata = {
+        "pyproject.toml",
+        project["project"]["readme"],
+        *project["project"]["license-files"],
+    }
+    # The package has a link to the example.
+    example = {"examples/01-minimal/pdcluster.yaml"}
+    assert allowed == locks | {*packages} | metadata | example
+    assert {f"locks/{name}.txt" for name in (*LOCKS, "image")} == locks
 
 
 def test_docker_reads_the_same_rules() -> None:
     assert (ROOT / ".dockerignore").read_text() == (ROOT / ".containerignore").read_text()
-
-
-def test_every_package_of_the_wheel_is_copied() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    for package in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
-        assert f"COPY {package} {package}\n" in RECIPE
 
 
 def test_the_containerfile_has_the_targets_and_ends_with_the_first() -> None:

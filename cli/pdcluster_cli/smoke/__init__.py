@@ -1,0 +1,1 @@
+"""The chart's test: a simulated cluster is made, asked once, deleted."""

@@ -9,6 +9,16 @@ from tests.support.chart import find_programs
 from tests.support.node import Helm
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Helm is built together with Kubernetes, so these run where that is there."""
+    here = Path(__file__).parent
+    for item in items:
+        if here not in item.path.parents:
+            continue
+        if "programs" in getattr(item, "fixturenames", ()) or "options" in item.path.name:
+            item.add_marker(pytest.mark.cluster)
+
+
 @pytest.fixture(scope="session")
 def programs() -> Path:
     """Folder with both."""

@@ -152,7 +152,10 @@ class PodLogs:
             self._ended.add(source.id)
         except ObjectMissingError:
             self._ended.add(source.id)  # The pod is gone.
-        except (ServerError, UnreachableError) as error:
+        except UnreachableError:
+            # Whether the server answers at all is told by the next look.
+            self._say_once(source.pod, f"[{source.pod}] its log broke off; it is resumed")
+        except ServerError as error:
             self._say_once(source.pod, f"[{source.pod}] its log can't be followed: {error}")
         finally:
             self._open.discard(source.id)

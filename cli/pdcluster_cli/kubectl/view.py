@@ -204,7 +204,7 @@ def status_view(fetched: Fetched) -> StatusView:
         pools=(*(_role(fetched, role) for role in Role), _proxies(fetched)),
         lease=_lease(cluster),
         conditions=conditions,
-        events=None if fetched.events is None else _events(fetched.events, name),
+        events=None if fetched.events is None else _events(fetched, name),
         notes=(*_notes(cluster), *fetched.unread),
     )
 
@@ -308,12 +308,15 @@ def _lease(cluster: Raw) -> LeaseView | None:
     )
 
 
-def _events(events: Iterable[Raw], cluster: str) -> tuple[EventView, ...]:
+def _events(fetched: Fetched, cluster: str) -> tuple[EventView, ...]:
     """Everything about the PDCluster, and what is wrong with what it owns; each thing once."""
+    ready = {text_at(pod, "metadata", "name") for pod in fetched.pods or () if is_ready_pod(pod)}
     newest: dict[tuple[str, str, str], EventView] = {}
-    for raw in events:
+    for raw in fetched.events or ():
         view = _event(raw)
-        if not _is_of_note(raw, cluster, is_warning=view.is_warning):
+        # Every pod fails its probes while it starts: once it serves that is of no note.
+        is_over = view.reason == "Unhealthy" and text_at(raw, "involvedObject", "name") in ready
+        if is_over or not _is_of_note(raw, cluster, is_warning=view.is_warning):
             continue
         key = (view.about, view.reason, view.message)
         before = newest.get(key)

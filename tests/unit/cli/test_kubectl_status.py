@@ -218,6 +218,19 @@ def test_an_event_that_came_again_is_shown_once_with_its_last_time() -> None:
         assert found[-1].at == "2026-11-29T12:04:00Z"
 
 
+def test_probes_that_failed_before_a_pod_served_are_of_no_note() -> None:
+    made = world()
+    name = next(name for name in made.pods if name.startswith("qwen-decode"))
+    events = (event("Pod", name, "Unhealthy"), event("Pod", name, "BackOff"))
+    found = view(made, events=events).events
+    assert found is not None
+    assert [each.reason for each in found] == ["BackOff"]
+    made.pods[name]["status"] = {}
+    found = view(made, events=events).events
+    assert found is not None
+    assert [each.reason for each in found] == ["BackOff", "Unhealthy"]
+
+
 def test_only_the_newest_events_are_shown() -> None:
     many = [
         event("PDCluster", "qwen", f"Reason{number:02}", at=f"2026-11-29T12:00:{number:02}Z")

@@ -89,7 +89,7 @@ def make_executable(tree: Path) -> None:
 
 def turn_the_link(tree: Path) -> None:
     (tree / "code" / "link").unlink()
-    (tree / "code" / "link").symlink_to("b.py")
+    (tree / "code" / "link").symlink_to("../code/a.py")
 
 
 def change_the_recipe(tree: Path) -> None:

@@ -136,8 +136,8 @@ class Builder:
         mounts = {self._make_wheels(): "/wheels", self._write_pip_settings(): "/etc/pip.conf"}
         for target in stale:
             _say(f"building {target}")
-            for name in self._files(target):
-                name.unlink(missing_ok=True)
+            # A build that is broken off leaves the old archive, known as not current.
+            self._files(target)[-1].unlink(missing_ok=True)
             words = build_argv(
                 store, target=target, base=base.image, version=_version(), mounts=mounts
             )
@@ -145,12 +145,13 @@ class Builder:
             aside = self._archive(target).with_suffix(".new")
             aside.unlink(missing_ok=True)
             _run(push_argv(store, target=target, archive=aside))
-            self._describe(target, aside, key)
+            note = self._describe(target, aside, key)
             aside.rename(self._archive(target))
+            self._files(target)[-1].write_text(note)
         _say(f"built in {time.monotonic() - started_at:.0f} s")
 
-    def _describe(self, target: str, archive: Path, key: str) -> None:
-        """Write the bill of materials and the sizes."""
+    def _describe(self, target: str, archive: Path, key: str) -> str:
+        """Write the bill of materials; give the note with key and sizes."""
         contents = read_contents(archive)
         parts = find_parts(contents.texts)
         bill = bill_of_materials(
@@ -167,9 +168,8 @@ class Builder:
             f"{numbers['pypi']} Python distributions",
             "table": table(weigh(parts, contents.sizes), rows=_ROWS),
         }
-        bill_file, note_file = self._files(target)[1:]
-        bill_file.write_text(bill)
-        note_file.write_text(json.dumps(note, indent=1) + "\n")
+        self._files(target)[1].write_text(bill)
+        return json.dumps(note, indent=1) + "\n"
 
     def _files(self, target: str) -> tuple[Path, Path, Path]:
         archive = self._archive(target)

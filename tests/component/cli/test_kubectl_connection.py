@@ -73,6 +73,15 @@ async def test_a_kubeconfig_that_can_t_be_used_is_named(tmp_path: Path, content:
             pass
 
 
+async def test_a_file_that_was_named_and_is_not_there_is_no_reason_to_take_another(
+    tmp_path: Path,
+) -> None:
+    environ = {"KUBECONFIG": write(tmp_path, GOOD), "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    with pytest.raises(KubeconfigError, match=r"there is no kubeconfig \(/no-such-file\)"):
+        async with connect(Target(name="qwen", kubeconfig="/no-such-file"), environ):
+            pass
+
+
 @pytest.mark.parametrize(
     ("target", "namespace"),
     [

@@ -54,6 +54,7 @@ Name: pretended
 """
 OLD_METADATA = "Metadata-Version: 2.1\nName: old\nVersion: 2\nLicense: BSD 3-clause\n\ntext\n"
 WHOLE_LICENCE = "Metadata-Version: 2.1\nName: long\nVersion: 3\nLicense: Copyright\n  and more\n\n"
+STORY = f"Metadata-Version: 2.1\nName: story\nVersion: 4\nLicense: Free {'and ' * 20} easy\n\n"
 RECORD = """\
 some_thing/__init__.py,sha256=abc,10
 "some_thing/a,b.txt",,
@@ -69,6 +70,7 @@ TEXTS = {
     f"{SITE}/some_thing-1.0.post1.dist-info/RECORD": RECORD,
     f"{SITE}/old-2.dist-info/METADATA": OLD_METADATA,
     f"{SITE}/long-3.dist-info/METADATA": WHOLE_LICENCE,
+    f"{SITE}/story-4.dist-info/METADATA": STORY,
 }
 
 
@@ -134,6 +136,15 @@ def test_the_databases_texts_are_those_that_are_still_there(tmp_path: Path) -> N
     assert contents.digest == "abc123"
 
 
+def test_a_text_that_became_a_link_is_none_any_more(tmp_path: Path) -> None:
+    contents = read_layers(
+        tmp_path,
+        layer_of({"etc/os-release": b"ID=old", "usr/lib/os-release": b"ID=new"}),
+        layer_of({"etc/os-release -> ../usr/lib/os-release": b""}),
+    )
+    assert operating_system(contents.texts) == {"ID": "new"}
+
+
 def test_installed_packages_are_found_and_no_others() -> None:
     found = [(part.kind, part.name, part.version) for part in find_parts(TEXTS)]
     assert found == [
@@ -143,6 +154,7 @@ def test_installed_packages_are_found_and_no_others() -> None:
         ("pypi", "long", "3"),
         ("pypi", "old", "2"),
         ("pypi", "some-thing", "1.0.post1"),
+        ("pypi", "story", "4"),
     ]
 
 
@@ -150,7 +162,8 @@ def test_licences_are_expressions_or_names_never_whole_texts() -> None:
     parts = {part.name: part for part in find_parts(TEXTS)}
     assert parts["some-thing"].licence == "MIT OR Apache-2.0"
     assert (parts["old"].licence, parts["old"].licence_name) == ("", "BSD 3-clause")
-    assert (parts["long"].licence, parts["long"].licence_name) == ("", "")
+    for name in ("long", "story"):
+        assert (parts[name].licence, parts[name].licence_name) == ("", "")
 
 
 def test_every_byte_is_somebodys() -> None:
@@ -229,7 +242,7 @@ def test_the_bill_lists_the_system_and_every_package_once() -> None:
     read = json.loads(bill())
     assert (read["bomFormat"], read["specVersion"]) == ("CycloneDX", "1.6")
     names = [component["name"] for component in read["components"]]
-    assert names == ["debian", "bash", "libc6", "passwd", "long", "old", "some-thing"]
+    assert names == ["debian", "bash", "libc6", "passwd", "long", "old", "some-thing", "story"]
     references = [component["bom-ref"] for component in read["components"]]
     assert len({*references}) == len(references)
 

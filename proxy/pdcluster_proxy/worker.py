@@ -54,7 +54,12 @@ async def run(config: ProxyConfig, settings: ProcessSettings) -> None:
         if isinstance(route, Route) and isinstance(route.endpoint, ExchangeEndpoint)
     }
     server = EdgeServer(
-        app, grace_s=config.grace_seconds, on_rejected=rejected, on_unread=unread, hot=hot
+        app,
+        grace_s=config.grace_seconds,
+        on_rejected=rejected,
+        on_unread=unread,
+        is_leaving=lambda: link.is_draining,
+        hot=hot,
     )
 
     loop = asyncio.get_running_loop()

@@ -157,7 +157,11 @@ def test_the_operator_reads_what_the_values_say(helm4: Helm) -> None:
         "logFormat": "console",
         "runAsUser": 1000680000,
     }
-    read = settings(render(helm4, values=values, release="mine", namespace="here"))
+    objects = render(helm4, values=values, release="mine", namespace="here")
+    read = settings(objects)
+    # Named twice, by its name and by the template, and still one namespace.
+    bindings = [each["metadata"] for each in of_kind(objects, "RoleBinding")]
+    assert len(bindings) == len({(each["namespace"], each["name"]) for each in bindings})
     assert read == Settings(
         namespaces=("first", "here"),
         own_namespace="$POD_NAMESPACE",

@@ -81,6 +81,7 @@ async def edge(
         limits=limits or EdgeLimits(),
         on_rejected=rejected.append,
         on_unread=unread,
+        is_leaving=lambda: False,
         hot=hot or {},
     )
 

@@ -54,6 +54,7 @@ class EdgeLimits:
         body_timeout_s: No body may take longer, whatever its rate.
         keep_alive_s: Idle time between two requests of a connection.
         linger_s: How long a rejected client's bytes are read and dropped.
+        farewell_s: How long a connection waits for one more request when the server leaves.
         read_bytes_per_s: Slowest reader of an answer that is whole, or that waits for its reader.
         read_grace_s: It may read nothing for so long.
     """
@@ -67,6 +68,7 @@ class EdgeLimits:
     body_timeout_s: float = 120.0
     keep_alive_s: float = 75.0
     linger_s: float = 2.0
+    farewell_s: float = 1.0
     read_bytes_per_s: float = 1024.0
     read_grace_s: float = 10.0
 

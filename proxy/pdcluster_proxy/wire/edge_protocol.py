@@ -114,6 +114,8 @@ class EdgeProtocol(HttpToolsProtocol):
         limits: The guard's bounds.
         on_rejected: Called with the code of each rejection.
         on_unread: Called for each client that is cut because it does not read its answer.
+        is_leaving: Says whether the server is on its way out: answers then announce the close, so
+            that clients take their next request elsewhere.
         hot: ASGI endpoints by path that POSTs reach without the application around them.
 
     Attributes:
@@ -132,10 +134,12 @@ class EdgeProtocol(HttpToolsProtocol):
         limits: EdgeLimits,
         on_rejected: Callable[[str], None],
         on_unread: Callable[[], None],
+        is_leaving: Callable[[], bool],
         hot: Mapping[str, Any],  # ASGIApp; uvicorn types the same thing in its own way.
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._hot = hot
+        self._is_leaving = is_leaving
         self._limits = limits
         self._on_rejected = on_rejected
         self._on_unread = on_unread
@@ -155,6 +159,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self.relay: LegRelay | None = None
         self.gone_callbacks: list[Callable[[], None]] = []
         self._pending_rejection = b""
+        self._has_to_leave = False
 
     # What the transport calls.
 
@@ -265,7 +270,7 @@ class EdgeProtocol(HttpToolsProtocol):
             self.server_state.default_headers,
             asyncio.Event(),
             self.expect_100_continue,
-            version != "1.0" and self.parser.should_keep_alive(),
+            version != "1.0" and self.parser.should_keep_alive() and not self._is_leaving(),
             self.on_response_complete,
         )
         if version == "1.0":
@@ -342,6 +347,8 @@ class EdgeProtocol(HttpToolsProtocol):
             self._start_asgi_task(cycle, app)
             return
         self.flow.resume_reading()
+        if self._has_to_leave:
+            self._leave_soon()
         if self._pending_rejection:
             self._write_rejection(self._pending_rejection)
         elif self._phase is _Phase.BODY:  # The application answered without reading it all.
@@ -358,6 +365,35 @@ class EdgeProtocol(HttpToolsProtocol):
         task = self.loop.create_task(cycle.run_asgi(app))
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
+
+    # What the server calls at its end.
+
+    @override
+    def shutdown(self) -> None:
+        """Leave, but not under a client's next request.
+
+        A client that was not told of the close may send one in the very moment; it would be reset,
+        and could not know whether anybody had read it.
+        """
+        self._has_to_leave = True
+        self._is_leaving = lambda: True
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            self._leave_soon()
+        elif not cycle.response_started:
+            cycle.keep_alive = False
+
+    def _leave_soon(self) -> None:
+        self.loop.call_later(self._limits.farewell_s, self._leave)
+
+    def _leave(self) -> None:
+        """Close an idle connection; one that has a request again closes with its answer."""
+        if self.transport.is_closing():
+            return
+        if self._phase is _Phase.HEAD and self._num_phase_bytes:
+            self._leave_soon()  # A request is coming in.
+        elif self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
 
     # What the server's sweep calls.
 

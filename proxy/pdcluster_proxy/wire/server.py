@@ -45,6 +45,7 @@ class EdgeServer(uvicorn.Server):
         grace_s: How long running requests may take to finish once it is stopped.
         on_rejected: Called with the code of each request rejected below the application.
         on_unread: Called for each client that is cut because it does not read its answer.
+        is_leaving: Says whether it is on its way out before it is stopped.
         hot: ASGI endpoints by path that POSTs reach directly: the application's own routing and
             error handling cost a tenth of a small request, and these endpoints need neither.
     """
@@ -57,6 +58,7 @@ class EdgeServer(uvicorn.Server):
         grace_s: float = 30.0,
         on_rejected: Callable[[str], None] = lambda _code: None,
         on_unread: Callable[[], None] = lambda: None,
+        is_leaving: Callable[[], bool] = lambda: False,
         hot: Mapping[str, ASGIApp] = MappingProxyType({}),
     ) -> None:
         protocol: Any = functools.partial(  # uvicorn asks for a class but only calls it.
@@ -64,6 +66,7 @@ class EdgeServer(uvicorn.Server):
             limits=limits or EdgeLimits(),
             on_rejected=on_rejected,
             on_unread=on_unread,
+            is_leaving=is_leaving,
             hot=hot,
         )
         super().__init__(

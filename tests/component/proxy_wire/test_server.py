@@ -24,6 +24,7 @@ class App:
         self.life: list[str] = []
         self.num_running = 0
         self.may_answer = asyncio.Event()
+        self.begins_at_once = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -34,6 +35,13 @@ class App:
             return
         await receive()
         self.num_running += 1
+        if self.begins_at_once:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"", "more_body": True})
+            await self.may_answer.wait()
+            await send({"type": "http.response.body", "body": b"ok"})
+            self.num_running -= 1
+            return
         await self.may_answer.wait()
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body", "body": b""})
@@ -97,6 +105,81 @@ async def test_stopping_finishes_what_runs_and_takes_nothing_new() -> None:
         app.may_answer.set()
         async with asyncio.timeout(TIMEOUT_S):
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 204 ")
+            await task
+        writer.close()
+
+
+REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+async def test_answers_announce_the_close_while_the_server_is_to_leave() -> None:
+    app = App()
+    app.may_answer.set()
+    leaving = False
+    server = EdgeServer(app, is_leaving=lambda: leaving)
+    async with serving(app, server) as (address, _):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(REQUEST)
+        assert b"connection: close" not in await reader.readuntil(b"\r\n\r\n")
+        leaving = True
+        writer.write(REQUEST)
+        assert b"connection: close" in await reader.readuntil(b"\r\n\r\n")
+        async with asyncio.timeout(TIMEOUT_S):
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def test_an_idle_client_may_ask_once_more_in_the_moment_of_the_stop() -> None:
+    app = App()
+    app.may_answer.set()
+    server = EdgeServer(app, grace_s=TIMEOUT_S, limits=EdgeLimits(farewell_s=0.5))
+    async with serving(app, server) as (address, task):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(REQUEST)
+        await reader.readuntil(b"\r\n\r\n")
+        server.stop()
+        await asyncio.sleep(0.2)
+        writer.write(REQUEST)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 204 ")
+        assert b"connection: close" in head
+        async with asyncio.timeout(TIMEOUT_S):
+            assert await reader.read() == b""
+            await task
+        writer.close()
+
+
+async def test_a_client_whose_answer_began_before_the_stop_may_ask_once_more() -> None:
+    app = App()
+    app.begins_at_once = True
+    server = EdgeServer(app, grace_s=TIMEOUT_S, limits=EdgeLimits(farewell_s=0.5))
+    async with serving(app, server) as (address, task):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(REQUEST)
+        assert b"connection: close" not in await reader.readuntil(b"\r\n\r\n")
+        server.stop()
+        await asyncio.sleep(0.2)
+        app.may_answer.set()
+        assert await reader.readuntil(b"0\r\n\r\n") == b"2\r\nok\r\n0\r\n\r\n"
+        writer.write(REQUEST)
+        assert b"connection: close" in await reader.readuntil(b"\r\n\r\n")
+        async with asyncio.timeout(TIMEOUT_S):
+            await reader.read()
+            await task
+        writer.close()
+
+
+async def test_an_idle_client_holds_the_server_up_for_its_farewell_alone() -> None:
+    app = App()
+    app.may_answer.set()
+    server = EdgeServer(app, grace_s=TIMEOUT_S, limits=EdgeLimits(farewell_s=0.1))
+    async with serving(app, server) as (address, task):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(REQUEST)
+        await reader.readuntil(b"\r\n\r\n")
+        server.stop()
+        async with asyncio.timeout(TIMEOUT_S / 2):
+            assert await reader.read() == b""
             await task
         writer.close()
 

@@ -18,12 +18,11 @@ import asyncio
 import time
 import uuid
 from enum import Enum, auto
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import httptools
 from typing_extensions import override
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from pdcluster_proxy.errors import RejectedError
@@ -34,17 +33,17 @@ from pdcluster_proxy.wire.edge_guard import (
     head_too_large,
     judge_head,
     judge_size,
-    malformed,
     pipeline_full,
     render,
     too_slow,
     version_unsupported,
 )
+from pdcluster_proxy.wire.edge_parsing import PipelineFlow, rejection_of
 from pdcluster_proxy.wire.relay import RELAY_EXTENSION
 from pdcluster_proxy.wire.unread import UnreadAnswer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sized
+    from collections.abc import Callable, Mapping
 
     from uvicorn import Config
     from uvicorn._types import ASGI3Application
@@ -66,41 +65,6 @@ class _Phase(Enum):
     ANSWER = auto()
     IDLE = auto()
     LINGER = auto()
-
-
-def _rejection_of(error: httptools.HttpParserError) -> RejectedError:
-    if isinstance(error, httptools.HttpParserCallbackError):
-        cause = error.__context__
-        if isinstance(cause, RejectedError):
-            return cause
-        return malformed("its target is not valid")
-    if isinstance(error, httptools.HttpParserInvalidMethodError):
-        return RejectedError(
-            "The request's method is unknown.",
-            status_code=HTTPStatus.NOT_IMPLEMENTED,
-            code="method-unknown",
-        )
-    if "HTTP version" in str(error) or "PRI" in str(error):  # The latter begins HTTP/2.
-        return version_unsupported()
-    return malformed(str(error))
-
-
-class _Flow(FlowControl):
-    """Flow control that reads nothing more while pipelined requests wait: each takes memory.
-
-    Args:
-        transport: The client's connection.
-        waiting: The requests that wait for their turn.
-    """
-
-    def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
-        super().__init__(transport)
-        self._waiting = waiting
-
-    @override
-    def resume_reading(self) -> None:
-        if self.read_paused and not self._waiting:
-            super().resume_reading()
 
 
 class EdgeProtocol(HttpToolsProtocol):
@@ -166,7 +130,7 @@ class EdgeProtocol(HttpToolsProtocol):
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # As uvicorn narrows it.
         super().connection_made(transport)
-        self.flow = _Flow(transport, self.pipeline)
+        self.flow = PipelineFlow(transport, self.pipeline)
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -182,7 +146,7 @@ class EdgeProtocol(HttpToolsProtocol):
             # The parser has skipped any body, so what follows cannot be trusted as a request.
             self.cycle.keep_alive = False
         except httptools.HttpParserError as error:
-            self._reject(_rejection_of(error))
+            self._reject(rejection_of(error))
         else:
             phase = self._phase
             if phase is _Phase.HEAD:

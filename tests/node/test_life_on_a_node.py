@@ -129,12 +129,12 @@ def test_pools_scale_by_kubectl(installed: Node, namespace: str, applied: str) -
         lambda: sum(role(pod) == "decode" for pod in pods_of(installed, namespace)) == 3,
     )
     eventually(
-        "3/3 in the pool's status",
-        lambda: (
-            kubectl.get("pdpool", f"{NAME}-decode", "-n", namespace)["status"]["readyReplicas"] == 3
-        ),
+        "2P3D in the status",
+        lambda: kubectl.get("pdc", NAME, "-n", namespace)["status"]["summary"] == "2P3D",
         within_s=90,
     )
+    wait_ready(installed, namespace)
+    assert kubectl.get("pdpool", f"{NAME}-decode", "-n", namespace)["status"]["replicas"] == 3
     assert ask(applied, "Still there?")["choices"]
 
 

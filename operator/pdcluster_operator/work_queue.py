@@ -13,12 +13,16 @@ from typing import Final, Generic, TypeVar
 
 from pdcluster_operator.errors import ClusterApiError, OperatorError
 
-__all__ = ["BACKOFF_MAX_S", "WorkQueue", "backoff_s"]
+__all__ = ["BACKOFF_MAX_S", "NUM_HASTY", "WorkQueue", "backoff_s"]
 
 _LOG = logging.getLogger(__name__)
 
 BACKOFF_FIRST_S: Final = 0.2
 BACKOFF_MAX_S: Final = 60.0
+
+NUM_HASTY: Final = 10
+"""Passes in a row that may each ask for the next at once; what never comes to rest is slowed down:
+somebody may undo each of our writes."""
 
 K = TypeVar("K")
 
@@ -55,6 +59,7 @@ class WorkQueue(Generic[K]):
         self._running: set[K] = set()
         self._failures: dict[K, int] = {}
         self._not_before: dict[K, float] = {}
+        self._hasty: dict[K, int] = {}
         self._news: asyncio.Future[None] | None = None
 
     def __len__(self) -> int:
@@ -80,6 +85,7 @@ class WorkQueue(Generic[K]):
             self._running.discard(key)
             if again is not None:
                 self.add(key, in_s=again)
+            self._slow_down(key, again)
             self._tell()
 
     async def _next(self) -> K:
@@ -102,6 +108,15 @@ class WorkQueue(Generic[K]):
                 self._news = asyncio.get_running_loop().create_future()
             # Not asyncio.wait_for: in Python 3.11 it can swallow the cancellation that ends us.
             await asyncio.wait((self._news,), timeout=None if key is None else wait_s)
+
+    def _slow_down(self, key: K, again: float | None) -> None:
+        """Let a cluster wait whose passes always find something to do, whatever news come."""
+        if again is None or again > 0:
+            self._hasty.pop(key, None)
+            return
+        self._hasty[key] = num = self._hasty.get(key, 0) + 1
+        if num > NUM_HASTY:
+            self._not_before[key] = self._clock() + backoff_s(num - NUM_HASTY)
 
     def _tell(self) -> None:
         """Wake the workers that wait: something is due, or may be looked at again."""

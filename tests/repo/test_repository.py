@@ -311,8 +311,11 @@ def witness_is_there(witness: str) -> bool:
     if name.startswith("vllm:"):
         short = name.removeprefix("vllm:").removesuffix("_total")
         return f'"{short}"' in _text_of("simulator/pdcluster_sim")
+    if name.startswith("pdcluster_operator_"):
+        return f'"{name.removesuffix("_total")}"' in _text_of("operator/pdcluster_operator")
     if name.startswith("/") or "." in name:
-        return f'"{name}"' in _text_of("proxy/pdcluster_proxy")
+        programs = ("proxy/pdcluster_proxy", "operator/pdcluster_operator")
+        return any(f'"{name}"' in _text_of(program) for program in programs)
     if name in CODES:
         return True
     metric = METRICS.get(name)
@@ -351,6 +354,7 @@ def test_the_page_of_failure_modes_has_its_rows_and_names_what_to_page_on() -> N
         'requests_total{code="no-such-code"}',
         'leg_failures_total{leg="neither"}',
         "no.event",
+        "pdcluster_operator_nothing",
         "/nowhere",
         "vllm:nothing_total",
     ],

@@ -24,6 +24,7 @@ from pdcluster_cli.kubectl.view import Fetched
 __all__ = ["Api", "fetch_cluster", "fetch_pods", "fetch_status"]
 
 _ROOT: Final = f"/apis/{API_VERSION}"
+_EVENTS_MAX: Final = 2000
 _OTHERS_MAX: Final = 5
 """Names that a message lists."""
 # What one part of a status may fail with while the others are worth showing.
@@ -88,7 +89,10 @@ async def _fetch_events(api: Api, namespace: str, name: str) -> tuple[Raw, ...]:
     path = f"/api/v1/namespaces/{namespace}/events"
     mine = f"involvedObject.kind=PDCluster,involvedObject.name={name}"
     # What is wrong with pods may be told of their Deployments' ReplicaSets: a quota, Pod Security.
-    answers = [await api.get(path, [("fieldSelector", each)]) for each in (mine, "type=Warning")]
+    answers = [
+        await api.get(path, [("fieldSelector", each), ("limit", str(_EVENTS_MAX))])
+        for each in (mine, "type=Warning")
+    ]
     by_uid = {
         text_at(event, "metadata", "uid"): event
         for answer in answers

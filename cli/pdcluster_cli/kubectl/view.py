@@ -5,6 +5,7 @@ Pure. :mod:`pdcluster_cli.kubectl.text` writes it. Counts that nobody could take
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -326,16 +327,20 @@ def _events(fetched: Fetched, cluster: str) -> tuple[EventView, ...]:
     return tuple(ordered[-MAX_EVENTS:])
 
 
+_REPLICA = r"(?:-[bcdf-hj-np-tv-z24-9]{1,10}(?:-[a-z0-9]{5})?)?"
+"""What Kubernetes adds to a Deployment's name for a ReplicaSet, and then for a pod."""
+
+
 def _is_of_note(raw: Raw, cluster: str, *, is_warning: bool) -> bool:
     kind = text_at(raw, "involvedObject", "kind")
     name = text_at(raw, "involvedObject", "name")
     if kind == "PDCluster":
         return name == cluster
-    owned = (*(pool_name(cluster, role) for role in Role), proxy_name(cluster))
-    is_owned = name in {*owned, engines_name(cluster)} or name.startswith(
-        tuple(f"{each}-" for each in owned)
-    )
-    return is_warning and is_owned
+    pools = "|".join(re.escape(pool_name(cluster, role)) for role in Role)
+    proxies = re.escape(proxy_name(cluster))
+    # Not by prefix: the engines of `a-prefill` are not the prefill engines of `a`.
+    owned = rf"(?:{pools})(?:-[0-9a-f]{{8}}{_REPLICA})?|{proxies}{_REPLICA}"
+    return is_warning and (name == engines_name(cluster) or re.fullmatch(owned, name) is not None)
 
 
 def _event(raw: Raw) -> EventView:

@@ -18,6 +18,7 @@ from pdcluster_cli.exit_codes import ExitCode
 from pdcluster_cli.smoke.access import Access, NotConnectedError, ask
 from pdcluster_cli.smoke.story import (
     Answer,
+    ApiError,
     ClusterRejectedError,
     NameTakenError,
     NotReadyError,
@@ -65,11 +66,18 @@ def wait_ready(access: Access, name: str, *, until: float) -> Standing:
     Raises:
         ClusterRejectedError: The operator can't act on it.
         NotReadyError: It takes too long.
-        ApiError: The API does not answer.
+        ApiError: The API did not answer to the end.
     """
     words = ""
     while True:
-        raw = access.get(name)
+        try:
+            raw = access.get(name)
+        except ApiError as error:
+            if time.monotonic() > until:
+                raise
+            say(f"  {error}; asking again")
+            time.sleep(_POLL_S)
+            continue
         if raw is None:
             message = f"PDCluster {name} has gone while it was waited for: somebody deleted it"
             raise NotReadyError(message)
@@ -126,15 +134,15 @@ def run(options: argparse.Namespace) -> None:
         wait_gone(access, name)
     started_at = time.monotonic()
     say(f"Making PDCluster {options.namespace}/{name} of {options.image}")
-    access.create(
-        simulated_cluster(
-            name,
-            image=options.image,
-            pull_policy=options.image_pull_policy,
-            pull_secrets=tuple(options.image_pull_secret),
-        )
-    )
     try:
+        access.create(
+            simulated_cluster(
+                name,
+                image=options.image,
+                pull_policy=options.image_pull_policy,
+                pull_secrets=tuple(options.image_pull_secret),
+            )
+        )
         standing = wait_ready(access, name, until=started_at + options.timeout_seconds)
         say(f"Ready after {time.monotonic() - started_at:.0f} s at {standing.url}")
         answer = ask_patiently(options.url or standing.url)
@@ -144,8 +152,11 @@ def run(options: argparse.Namespace) -> None:
         say(f"Failed: {error}")
         raise
     finally:
-        say(f"Deleting PDCluster {name}")
-        wait_gone(access, name)
+        # It may be there though making it failed: the answer was lost.
+        made = access.get(name)
+        if made is not None and is_ours(made):
+            say(f"Deleting PDCluster {name}")
+            wait_gone(access, name)
     say("All is well, and nothing is left.")
 
 

@@ -27,6 +27,8 @@ DURATION_S: Final = 15
 RENEW_DEADLINE_S: Final = 10.0
 """A leader that could not renew for so long ends: before a follower may take over."""
 RETRY_S: Final = 2.0
+CALL_S: Final = 3.0
+"""Bound on one read or write of the Lease: the deadlines above are looked at between them only."""
 
 
 class _Lock(LeaseLock):
@@ -35,14 +37,16 @@ class _Lock(LeaseLock):
     @override
     async def get(self, name: str, namespace: str) -> Any:
         try:
-            return await super().get(name, namespace)
+            async with asyncio.timeout(CALL_S):
+                return await super().get(name, namespace)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             return False, ApiException(reason=str(error) or type(error).__name__)
 
     @override
     async def update(self, name: str, namespace: str, updated_record: Any) -> bool:
         try:
-            return bool(await super().update(name, namespace, updated_record))
+            async with asyncio.timeout(CALL_S):
+                return bool(await super().update(name, namespace, updated_record))
         except (TimeoutError, aiohttp.ClientError, OSError):
             return False
 
@@ -52,7 +56,8 @@ class _Lock(LeaseLock):
         spec = self.update_lease(election_record)
         body = V1Lease(metadata=V1ObjectMeta(name=name), spec=spec)
         try:
-            await self.api_instance.create_namespaced_lease(namespace, body)
+            async with asyncio.timeout(CALL_S):
+                await self.api_instance.create_namespaced_lease(namespace, body)
         except ApiException as error:
             # Another replica was faster (409), or the right is missing (403).
             _LOG.warning("leader.unwritten", extra={"reason": error.reason, "status": error.status})

@@ -58,8 +58,10 @@ class Store:
         kind, name = str(raw.get("kind", "")), str(dig(raw, "metadata", "name") or "")
         namespace = str(dig(raw, "metadata", "namespace") or "")
         if kind == "PDCluster":
-            for kept in (self._clusters, self._failures, self._strangers):
-                kept.pop((namespace, name), None)
+            known = self._clusters.get((namespace, name))
+            if known is None or dig(known, "metadata", "uid") == dig(raw, "metadata", "uid"):
+                for kept in (self._clusters, self._failures, self._strangers):
+                    kept.pop((namespace, name), None)
             return (namespace, name)
         owner = cluster_name_of(raw)
         if not owner:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from pdcluster_api.conditions import ConfigInvalidReason
+from pdcluster_api.conditions import ConfigInvalidReason, TroubleReason
 from pdcluster_api.proxy_config import Role
 from pdcluster_api.revision import revision_of
 from pdcluster_api.support import KEEPER
@@ -146,6 +146,10 @@ def _same_conditions(status: Mapping[str, object], before: Mapping[str, object])
 _TOLD = frozenset({"Ready", "ConfigValid", "PrefillReady", "DecodeReady", "ProxyReady"})
 
 
+_TROUBLES = frozenset(TroubleReason)
+"""What does not pass by waiting."""
+
+
 def _has_turned(observed: Observed, finding: Finding) -> bool:
     """Whether a condition that people follow has another status or reason than before."""
     if finding.type.value not in _TOLD:
@@ -160,7 +164,8 @@ def _has_turned(observed: Observed, finding: Finding) -> bool:
 
 def _event(finding: Finding) -> EmitEvent:
     return EmitEvent(
-        is_warning=finding.status.value == "False" and finding.type.value == "ConfigValid",
+        is_warning=finding.status.value == "False"
+        and (finding.type.value == "ConfigValid" or finding.reason in _TROUBLES),
         reason=str(finding.reason),
         message=f"{finding.type.value}: {finding.message}",
     )

@@ -133,10 +133,12 @@ class EngineSocket(asyncio.Protocol):
 
     def flush(self) -> None:
         """Hand what is unsent to the kernel, or to the transport's buffer."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return  # It stays unsent, and that proves that the engine saw nothing.
         unsent, self._unsent = self._unsent, b""
-        if self._transport is not None and not self._transport.is_closing():
-            self._is_asked = True
-            self._transport.write(unsent)
+        self._is_asked = True
+        transport.write(unsent)
 
     def end_leg(self, *, may_reuse: bool) -> None:
         """The leg is over: back to the pool if another can follow, else close."""

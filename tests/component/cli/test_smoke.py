@@ -30,6 +30,8 @@ class World:
         self.deletions: list[Any] = []
         self.num_looks_to_leave = 0
         self.asked: Any = None
+        self.fails_next: list[int | None] = []
+        self.confirms = True
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -53,6 +55,8 @@ class Handler(BaseHTTPRequestHandler):
         world.requests.append(("GET", self.path))
         if self.headers["Authorization"] != "Bearer secret":
             self._send(403, {"message": "pdclusters is forbidden"})
+        elif world.fails_next and (status := world.fails_next.pop(0)) is not None:
+            self._send(status, {"message": "try later"})
         elif world.cluster is None:
             self._send(404, {"message": "not found"})
         elif world.deletions and world.num_looks_to_leave == 0:
@@ -80,7 +84,10 @@ class Handler(BaseHTTPRequestHandler):
             "conditions": world.conditions,
             "url": f"http://{host!s}:{port}",
         }
-        self._send(201, world.cluster)
+        if world.confirms:
+            self._send(201, world.cluster)
+        else:
+            self._send(504, {"message": "timed out"})
 
     def do_DELETE(self) -> None:
         self.world.requests.append(("DELETE", self.path))
@@ -221,3 +228,25 @@ def test_one_that_is_told_to_end_deletes_its_cluster(
     process.send_signal(signal.SIGTERM)
     assert end(process)[0] == 128 + signal.SIGTERM
     assert world.cluster is None
+
+
+@pytest.mark.parametrize("status", [500, 503])
+def test_a_poll_that_fails_is_tried_again(
+    world: World, server: str, tmp_path: Path, status: int
+) -> None:
+    world.fails_next = [None, status, status]
+    code, out, err = end(start(server, tmp_path))
+    assert (code, err) == (0, "")
+    assert out.count("asking again") == 2
+    assert world.cluster is None
+
+
+def test_a_cluster_whose_making_was_not_confirmed_is_deleted_too(
+    world: World, server: str, tmp_path: Path
+) -> None:
+    world.confirms = False
+    code, _, err = end(start(server, tmp_path))
+    assert code != 0
+    assert err.startswith("Error: ")
+    assert world.cluster is None
+    assert world.deletions

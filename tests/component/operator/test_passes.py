@@ -222,3 +222,12 @@ async def test_a_child_that_was_deleted_behind_a_newer_one_stays() -> None:
     old["metadata"]["uid"] = "an earlier one"
     rig.store.drop(old)
     assert await rig.reconcile(KEY) is None
+
+
+async def test_a_cluster_that_was_deleted_behind_its_successor_stays() -> None:
+    rig = Rig()
+    await rig.settle()
+    old = copy.deepcopy(rig.api.objects["PDCluster", "qwen"])
+    old["metadata"]["uid"] = "an earlier one"
+    rig.store.drop(old)
+    assert rig.store.cluster(KEY) is not None

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from pdcluster_operator.errors import ClusterApiError
-from pdcluster_operator.work_queue import WorkQueue
+from pdcluster_operator.work_queue import NUM_HASTY, WorkQueue
 
 Pass = Callable[[str], Awaitable[float | None]]
 
@@ -191,3 +191,37 @@ async def test_a_cancellation_is_never_lost_whatever_comes_with_it() -> None:
         task.cancel()
         done, _ = await asyncio.wait((task,), timeout=5)
         assert done, f"still running after {turns} turns"
+
+
+async def test_passes_that_never_come_to_rest_are_slowed_down_and_the_others_are_not() -> None:
+    passes: dict[str, int] = {"restless": 0, "calm": 0}
+
+    async def run_pass(key: str) -> float | None:
+        passes[key] += 1
+        if key == "restless":
+            queue.add("restless")  # Its own write comes back as news.
+            return 0.0
+        return None
+
+    async with running(run_pass) as queue:
+        queue.add("restless")
+        await asyncio.sleep(0.5)
+        assert NUM_HASTY <= passes["restless"] <= NUM_HASTY + 4
+        queue.add("calm")
+        await until(lambda: passes["calm"] == 1)
+
+
+async def test_passes_that_came_to_rest_are_quick_again() -> None:
+    answers = [0.0] * NUM_HASTY + [None] + [0.0] * NUM_HASTY + [None]
+    seen: list[float | None] = []
+
+    async def run_pass(_key: str) -> float | None:
+        seen.append(answers[len(seen)])
+        return seen[-1]
+
+    async with running(run_pass) as queue:
+        queue.add("a")
+        await until(lambda: len(seen) == NUM_HASTY + 1)
+        queue.add("a")
+        async with asyncio.timeout(0.15):
+            await until(lambda: len(seen) == len(answers))

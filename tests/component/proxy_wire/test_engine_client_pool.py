@@ -271,3 +271,18 @@ async def test_close_leaves_nothing_open_and_fails_whoever_waits(client: EngineC
         with pytest.raises(Exception, match="The engine"):
             await waiting
     assert client.num_open == 0
+
+
+async def test_a_request_that_met_a_closing_connection_was_not_accepted(
+    client: EngineClient,
+) -> None:
+    async with scripted_engine(replies(json_answer(b"{}"))) as engine:
+        await answer(client, engine.address)
+        leg = await ask(client, engine.address)
+        # The engine has closed the idle connection in this very moment.
+        [connection] = client._open
+        connection.abort()
+        with pytest.raises(ConnectionLostError) as lost:
+            await leg.head(timeout_s=TIMEOUT_S)
+        assert leg.bytes_accepted == 0
+        assert not lost.value.accepted

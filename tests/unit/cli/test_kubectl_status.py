@@ -295,3 +295,21 @@ def test_the_json_says_the_same() -> None:
     }
     assert {each["type"] for each in told["conditions"]} >= {"Ready", "ConfigValid"}
     assert told["events"][0]["object"] == "PDCluster/qwen"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "of_note"),
+    [
+        ("Pod", "qwen-prefill-0a1b2c3d-7d96c6f94-9f6fk", True),
+        ("ReplicaSet", "qwen-decode-0a1b2c3d-7d96c6f94", True),
+        ("Deployment", "qwen-prefill-0a1b2c3d", True),
+        ("Pod", "qwen-proxy-7d96c6f94-9f6fk", True),
+        # Those of clusters that are named like a part of this one.
+        ("Pod", "qwen-prefill-prefill-0a1b2c3d-7d96c6f94-9f6fk", False),
+        ("Pod", "qwen-prefill-proxy-7d96c6f94-9f6fk", False),
+        ("Pod", "qwen-proxy-decode-0a1b2c3d-7d96c6f94-9f6fk", False),
+    ],
+)
+def test_warnings_are_those_of_its_own_objects(kind: str, name: str, of_note: bool) -> None:
+    text = shown(world(), events=(event(kind, name, "Failed"),))
+    assert (f"{kind}/{name}" in text) == of_note

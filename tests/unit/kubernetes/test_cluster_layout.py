@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tools.kubernetes.cluster.host import Cluster
 from tools.kubernetes.cluster.layout import Facts, Layout, cluster_name, free_net
+from tools.kubernetes.cluster.shell import ClusterError
 
 FOLDERS = st.text("abcdefgh0123456789-", min_size=1, max_size=30).map(
     lambda name: Path("/dev/shm", name)
@@ -73,3 +75,11 @@ def test_a_cluster_wants_the_programs_it_runs(
     programs = set(layout(**facts).wanted_programs())
     assert wanted <= programs
     assert not unwanted & programs
+
+
+def test_a_folder_that_is_no_cluster_s_is_never_emptied(tmp_path: Path) -> None:
+    theirs = tmp_path / "thesis.txt"
+    theirs.write_text("years of work")
+    with pytest.raises(ClusterError, match=r"is no cluster's: it holds thesis\.txt"):
+        Cluster(tmp_path).stop()
+    assert theirs.exists()

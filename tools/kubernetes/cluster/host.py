@@ -139,9 +139,11 @@ class Cluster:
         if missing:
             message = f"{layout.bin} lacks {', '.join(missing)}: run 'make kubernetes'"
             raise ClusterError(message)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # First: by it a stop knows that the folder is a cluster's.
+        (self.folder / "cluster.json").write_text(json.dumps(dataclasses.asdict(facts)))
         for name in _SUBFOLDERS:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
-        (self.folder / "cluster.json").write_text(json.dumps(dataclasses.asdict(facts)))
         write_certificates(layout)
         self._outer = outer = self._launch_supervisor(ends_with_us=ends_with_us)
         try:
@@ -155,7 +157,12 @@ class Cluster:
         return layout
 
     def stop(self) -> None:
-        """End every process and remove link, cgroups and files; the logs stay. Idempotent."""
+        """End every process and remove link, cgroups and files; the logs stay. Idempotent.
+
+        Raises:
+            ClusterError: The folder holds what is no cluster's; nothing was removed.
+        """
+        self._check_folder()
         pid = self.pid
         if pid:
             # The kernel ends every other process of that namespace with it.
@@ -257,6 +264,13 @@ class Cluster:
         if missing:
             packages = " ".join(sorted(set(missing.values())))
             message = f"missing: {', '.join(missing)}. On Debian: apt-get install {packages}"
+            raise ClusterError(message)
+
+    def _check_folder(self) -> None:
+        """Make sure that nobody else's files are in the folder that is about to be emptied."""
+        foreign = sorted({entry.name for entry in self.folder.glob("*")} - {"lock", "logs"})
+        if foreign and not (self.folder / "cluster.json").exists():
+            message = f"{self.folder} is no cluster's: it holds {', '.join(foreign[:5])}"
             raise ClusterError(message)
 
     def _launch_supervisor(self, *, ends_with_us: bool) -> subprocess.Popen[bytes]:

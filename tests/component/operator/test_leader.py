@@ -1,0 +1,43 @@
+"""The Lease of the operator's replicas: a silent server must not make a leader forget the time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from kubernetes.aio.client import ApiClient
+
+from pdcluster_operator.kube import leader
+
+
+class Hanging:
+    """An API that takes every request and never answers."""
+
+    async def _never(self, *_: Any, **__: Any) -> Any:
+        await asyncio.Event().wait()
+
+    read_namespaced_lease = replace_namespaced_lease = create_namespaced_lease = _never
+
+
+async def test_a_leader_whose_server_hangs_ends_before_a_follower_may_take_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The same proportions, a twentieth of the time.
+    monkeypatch.setattr(leader, "CALL_S", 0.15)
+    async with ApiClient() as api:
+        lock = leader._Lock("pdcluster", "sys", "first", api)
+        lock.api_instance = Hanging()
+        began = asyncio.get_running_loop().time()
+        async with asyncio.timeout(5):
+            found, _ = await lock.get("pdcluster", "sys")
+        assert not found
+        assert asyncio.get_running_loop().time() - began < 1.0
+
+
+def test_a_silent_server_ends_a_leader_in_time() -> None:
+    # The last renewal was good; then each try takes its bound, and tries are apart.
+    worst = 0.0
+    while worst <= leader.RENEW_DEADLINE_S:
+        worst += leader.RETRY_S + leader.CALL_S
+    assert worst <= leader.DURATION_S

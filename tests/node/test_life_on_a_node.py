@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.support.kubernetes import eventually
-from tests.support.node import Node, Streams, ask, figure, fixture_of
+from tests.support.node import Node, Streams, answers, ask, figure, fixture_of
 
 pytestmark = pytest.mark.cluster
 
@@ -22,7 +22,9 @@ def applied(installed: Node, namespace: str) -> str:
     """The second example, ready; gives where its clients connect."""
     installed.kubectl.apply(fixture_of("02-simulated"), namespace=namespace)
     wait_ready(installed, namespace)
-    return url_of(installed, namespace)
+    url = url_of(installed, namespace)
+    eventually("the Service's first answer", lambda: answers(url), within_s=30)
+    return url
 
 
 def wait_ready(node: Node, namespace: str, *, seconds: int = 120) -> None:

@@ -9,7 +9,7 @@ import threading
 import httpx
 import pytest
 from tests.support.kubernetes import KubectlError, eventually
-from tests.support.node import Node, ask, fixture_of, stream_many
+from tests.support.node import Node, answers, ask, fixture_of, stream_many
 
 pytestmark = pytest.mark.cluster
 
@@ -24,7 +24,9 @@ def applied(installed: Node, namespace: str) -> str:
     installed.kubectl.apply(fixture_of("02-simulated"), namespace=namespace)
     wait_ready(installed, namespace)
     found = installed.kubectl.get("service", NAME, "-n", namespace)
-    return str(found["spec"]["clusterIP"])
+    address = str(found["spec"]["clusterIP"])
+    eventually("its first answer", lambda: answers(f"http://{address}"), within_s=30)
+    return address
 
 
 def wait_ready(node: Node, namespace: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from tests.support.kubernetes import Kubectl, eventually
-from tests.support.node import Node, ask, figure, fixture_of
+from tests.support.node import Node, answers, ask, figure, fixture_of
 from tools.kubernetes.build import default_cache
 
 pytestmark = pytest.mark.cluster
@@ -136,6 +136,7 @@ def test_answers_equal_a_single_engine_s(
     wait = ("wait", "--for=condition=Ready")
     kubectl(*wait, f"pdcluster/{NAME}", *until, timeout_s=READY_S + 10)
     url = f"http://{kubectl.get('service', NAME, '-n', namespace)['spec']['clusterIP']}"
+    eventually("the Service's first answer", lambda: answers(url), within_s=30)
     given = [words(ask(url, prompt, max_tokens=16, model="smollm2")) for prompt in PROMPTS]
     selector = f"pdcluster.io/cluster={NAME},pdcluster.io/role=decode"
     [decode] = kubectl.get("pods", "-n", namespace, "-l", selector)["items"]

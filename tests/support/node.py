@@ -28,6 +28,7 @@ __all__ = [
     "Helm",
     "Node",
     "Streams",
+    "answers",
     "ask",
     "figure",
     "fixture_of",
@@ -126,6 +127,15 @@ def ask(
     assert answer.status_code == httpx.codes.OK, answer.text
     whole: dict[str, Any] = answer.json()
     return whole
+
+
+def answers(url: str) -> bool:
+    """Whether a Service answers: kube-proxy learns of it a moment after its pods are ready."""
+    try:
+        found = httpx.get(f"{url}/v1/models", timeout=5.0, trust_env=False)
+    except httpx.HTTPError:
+        return False
+    return found.status_code == httpx.codes.OK
 
 
 def figure(kubectl: Kubectl, namespace: str, pod: str, name: str) -> float:

@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -118,6 +119,7 @@ def main() -> int:
         print(f"\n[{time.monotonic() - began:5.1f} s] {text}", flush=True)
 
     cluster = Cluster(FOLDER)
+    has_failed = True
     try:
         if check_system_packages():
             return 1
@@ -132,12 +134,17 @@ def main() -> int:
         layout = cluster.start(programs, has_policies=True, images=archives)
         say("It is ready")
         Demo(layout).run()
+        has_failed = False
     except (BuildError, ClusterError, DemoError) as error:
         print(f"cluster-demo: {error}", file=sys.stderr)
         return 1
     finally:
         if not args.keep:
             cluster.stop()
+            if has_failed:
+                print(f"cluster-demo: the logs are in {FOLDER / 'logs'}", file=sys.stderr)
+            else:
+                shutil.rmtree(FOLDER)
     say("Done. Nothing is left of the cluster." if not args.keep else f"It runs on: {FOLDER}")
     return 0
 

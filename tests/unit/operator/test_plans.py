@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.kubernetes_world import SETTINGS, World, resource
 
 from pdcluster_operator.manifests.settings import RenderSettings
-from pdcluster_operator.model.actions import Apply, Delete, SetStatus
+from pdcluster_operator.model.actions import Apply, Delete, EmitEvent, SetStatus
 
 LEASE = {"kvTransfer": {"kvLeaseDurationSeconds": 60}}
 
@@ -388,6 +388,23 @@ def test_ready_of_an_older_generation_is_not_left_standing() -> None:
     assert world.cluster["status"]["observedGeneration"] == 2
     assert world.condition("Ready")[0] == "False"
     assert world.condition("Progressing") == ("True", "RollingOut")
+
+
+def test_what_does_not_pass_by_waiting_is_told_as_a_warning() -> None:
+    world = World()
+    world.settle()
+    waiting = {"reason": "ImagePullBackOff", "message": "Back-off pulling"}
+    for pod in world.pods.values():
+        if pod["metadata"]["labels"].get("pdcluster.io/role") == "decode":
+            pod["status"] = {
+                "phase": "Pending",
+                "containerStatuses": [{"name": "engine", "state": {"waiting": waiting}}],
+            }
+    events = [each for each in world.plan().actions if isinstance(each, EmitEvent)]
+    told = {(each.reason, each.message.split(":")[0]): each.is_warning for each in events}
+    assert told["ImageUnavailable", "DecodeReady"]
+    # That the proxies wait is a consequence, and passes with it.
+    assert not any(warns for (reason, _), warns in told.items() if reason != "ImageUnavailable")
 
 
 def test_events_tell_of_turns_once() -> None:

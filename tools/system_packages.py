@@ -1,8 +1,8 @@
 """System packages that the tests on a real Kubernetes need: named, or installed.
 
-Shell; standard library only. ``make test`` calls it before those tests. Where ``CI`` is set and we
-are root on Debian, what is missing is installed; anywhere else the command is printed and the tests
-skip with that reason.
+Shell. ``make test-cluster`` calls it before those tests. Where ``CI`` is set and we are root on
+Debian, what is missing is installed; anywhere else the command is printed and the tests skip with
+that reason.
 
 Usage: ``python -m tools.system_packages``.
 """
@@ -14,18 +14,16 @@ import shutil
 import subprocess
 import sys
 
+from tools.image.build import packages_of_missing
 from tools.kubernetes.cluster.host import missing_system_programs
 
 __all__ = ["install", "missing_packages"]
 
-_IMAGE_PROGRAMS = {"mmdebstrap": "mmdebstrap", "buildah": "buildah"}
-
 
 def missing_packages() -> tuple[str, ...]:
     """Name the Debian packages whose programs are missing for a full node and for images."""
-    missing = set(missing_system_programs(is_full=True, has_policies=True).values())
-    missing |= {package for name, package in _IMAGE_PROGRAMS.items() if not shutil.which(name)}
-    return tuple(sorted(missing))
+    missing = missing_system_programs(is_full=True, has_policies=True) | packages_of_missing()
+    return tuple(sorted(set(missing.values())))
 
 
 def may_install() -> bool:

@@ -41,7 +41,7 @@ from tools.image.recipe import (
 )
 from tools.image.sbom import bill_of_materials
 
-__all__ = ["Builder", "ImageError", "missing_programs"]
+__all__ = ["Builder", "ImageError", "missing_programs", "packages_of_missing"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 OUT: Final = ROOT / ".cache" / "images"
@@ -63,9 +63,14 @@ class ImageError(Exception):
     """An image could not be built; the message says why and what to do."""
 
 
+def packages_of_missing() -> dict[str, str]:
+    """Tell which programs a build would lack, and the Debian package that has each."""
+    return {name: package for name, package in _PROGRAMS.items() if shutil.which(name) is None}
+
+
 def missing_programs() -> str:
     """Say what is missing and how to get it; "" where everything is there."""
-    missing = {name: package for name, package in _PROGRAMS.items() if shutil.which(name) is None}
+    missing = packages_of_missing()
     if not missing:
         return ""
     packages = " ".join(sorted({*missing.values()}))

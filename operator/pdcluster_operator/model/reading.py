@@ -120,8 +120,7 @@ def observe(
         failures: Applies that were rejected for good.
     """
     metadata = dig(raw, "metadata")
-    spec, unknown = _known(raw)
-    cluster, problems, reason = _validated(spec)
+    cluster, unknown, problems, reason = _validated(raw)
     by_pod: dict[str, list[RawObject]] = {}
     for event in events:
         by_pod.setdefault(str(dig(event, "involvedObject", "name") or ""), []).append(event)
@@ -146,27 +145,6 @@ def observe(
     )
 
 
-def _known(raw: RawObject) -> tuple[dict[str, object], tuple[str, ...]]:
-    """What a resource asks for, without fields that only a newer version knows, and their paths.
-
-    The server's schema has let them pass, and fills in the defaults of those nobody has set: after
-    a step back to an older operator every resource has them.
-    """
-    document = {
-        name: copy.deepcopy(raw[name])
-        for name in ("apiVersion", "kind", "metadata", "spec")
-        if name in raw
-    }
-    try:
-        _model(document)
-    except ValidationError as error:
-        paths = [tuple(each["loc"]) for each in error.errors() if each["type"] == "extra_forbidden"]
-        for path in paths:
-            _remove(document, path)
-        return document, tuple(format_path(path) for path in paths)
-    return document, ()
-
-
 def _remove(node: object, path: Path) -> None:
     for step in path[:-1]:
         if isinstance(node, Mapping):
@@ -183,18 +161,38 @@ def _model(document: Mapping[str, object]) -> PDCluster:
 
 
 def _validated(
-    document: Mapping[str, object],
-) -> tuple[PDCluster | None, tuple[Problem, ...], str]:
+    raw: RawObject,
+) -> tuple[PDCluster | None, tuple[str, ...], tuple[Problem, ...], str]:
+    """The resource, or why it can't be acted on; and fields that only a newer version knows.
+
+    The server's schema has let those pass, and fills in the defaults of those nobody has set: after
+    a step back to an older operator every resource has them.
+    """
+    document = {
+        name: raw[name] for name in ("apiVersion", "kind", "metadata", "spec") if name in raw
+    }
+    unknown: tuple[str, ...] = ()
     try:
-        cluster = _model(document)
+        try:
+            cluster = _model(document)
+        except ValidationError as error:
+            paths = [
+                tuple(each["loc"]) for each in error.errors() if each["type"] == "extra_forbidden"
+            ]
+            unknown = tuple(format_path(path) for path in paths)
+            document = copy.deepcopy(document)
+            for path in paths:
+                _remove(document, path)
+            cluster = _model(document)
     except ValidationError as error:
         # The schema let it pass: a version of the CRD that knows other rules than we do.
-        return None, problems_of(error, document), ConfigInvalidReason.INVALID_SPEC
+        return None, unknown, problems_of(error, document), ConfigInvalidReason.INVALID_SPEC
     missing = not_yet(cluster, has_defaults=True)
     if missing:
-        return None, missing, ConfigInvalidReason.NOT_YET_SUPPORTED
+        return None, unknown, missing, ConfigInvalidReason.NOT_YET_SUPPORTED
     try:
         derive_timing(cluster.spec, keeper=KEEPER)
     except TimingError as error:
-        return None, (Problem(message=str(error)),), ConfigInvalidReason.INVALID_TIMING
-    return cluster, (), ""
+        problem = Problem(message=str(error))
+        return None, unknown, (problem,), ConfigInvalidReason.INVALID_TIMING
+    return cluster, unknown, (), ""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.support.chart import find_programs
 from tests.support.node import Helm
+from tests.support.real_kubernetes import find_programs
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

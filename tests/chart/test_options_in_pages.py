@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.support.chart import find_programs
 from tests.support.pages import commands
+from tests.support.real_kubernetes import find_programs
 
 DEPTHS = {
     "kubectl": {"auth": 2, "config": 2, "create": 2, "create secret": 3, "plugin": 2, "rollout": 2},

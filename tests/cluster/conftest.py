@@ -3,51 +3,30 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.kubernetes import Kubectl, claimed_folder
+from tests.support.kubernetes import Kubectl
 from tests.support.operator_rig import NODE, OperatorRig
-from tools.kubernetes.build import BuildError, build_all, default_cache
-from tools.kubernetes.cluster.host import Cluster
+from tests.support.real_kubernetes import find_programs, started_cluster
 from tools.kubernetes.cluster.layout import Layout
-from tools.kubernetes.cluster.shell import ClusterError
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="session")
 def programs() -> Path:
-    """Folder with Kubernetes' programs: built, or one that PDCLUSTER_KUBERNETES_BIN names."""
-    given = os.environ.get("PDCLUSTER_KUBERNETES_BIN")
-    if given:
-        return Path(given)
-    if shutil.which("go") is None and not os.environ.get("CI"):
-        pytest.skip("Go is missing: it builds Kubernetes")
-    try:
-        return build_all(default_cache())
-    except BuildError as error:
-        pytest.fail(str(error))
+    """Folder with Kubernetes' programs."""
+    return find_programs()
 
 
 @pytest.fixture(scope="session")
 def control_plane(programs: Path) -> Iterator[Layout]:
     """A control plane without a node: a test plays the kubelet."""
-    with claimed_folder("pdcluster-tests-control-plane") as folder:
-        cluster = Cluster(folder)
-        try:
-            layout = cluster.start(programs, is_full=False, ends_with_us=True)
-        except ClusterError as error:
-            if os.environ.get("CI"):
-                pytest.fail(str(error))
-            pytest.skip(str(error))
-        yield layout
-        cluster.stop()
-        shutil.rmtree(cluster.folder)
+    with started_cluster(programs, "pdcluster-tests-control-plane", is_full=False) as cluster:
+        yield cluster.layout
 
 
 @pytest.fixture(scope="session")

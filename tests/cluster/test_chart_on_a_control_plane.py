@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.support.chart import PRESETS, bare_control_plane, kubeconfig_of, preset, render
+from tests.support.chart import PRESETS, kubeconfig_of, preset, render
 from tests.support.kubernetes import Kubectl, KubectlError, eventually
 from tests.support.node import CHART, Helm
+from tests.support.real_kubernetes import started_cluster
 from tools.kubernetes.cluster.layout import Layout
 from tools.kubernetes.foreign_crds import Project, crd_files
 
@@ -30,7 +31,8 @@ KEPT_BY_KUBERNETES = {"ConfigMap/kube-root-ca.crt", "ServiceAccount/default"}
 @pytest.fixture(scope="module")
 def plane(programs: Path) -> Iterator[Layout]:
     """A control plane without CRDs of ours."""
-    with bare_control_plane(programs, "pdcluster-tests-chart") as layout:
+    with started_cluster(programs, "pdcluster-tests-chart", is_full=False) as cluster:
+        layout = cluster.layout
         yield layout
 
 

@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ import yaml
 from tests.support.kubectl_plugin import Plugin
 from tests.support.kubernetes import Kubectl, eventually
 from tests.support.kubernetes_world import resource
-from tests.support.operated import Operated, operated
-from tools.kubernetes.cluster.layout import Layout
+from tests.support.operator_rig import OperatorRig
 
 pytestmark = pytest.mark.cluster
 
@@ -30,19 +28,11 @@ def plugin(kubectl: Kubectl, tmp_path: Path) -> Plugin:
     return Plugin(kubectl.program, kubectl.kubeconfig, tmp_path)
 
 
-@pytest.fixture
-def served(
-    kubectl: Kubectl, namespace: str, control_plane: Layout, tmp_path: Path
-) -> Iterator[Operated]:
-    with operated(kubectl, namespace, control_plane, tmp_path) as made:
-        yield made
-
-
 def test_the_status_of_a_cluster_that_serves(
-    plugin: Plugin, kubectl: Kubectl, namespace: str, served: Operated
+    plugin: Plugin, kubectl: Kubectl, namespace: str, rig: OperatorRig
 ) -> None:
-    served.apply(decode={"replicas": 3}, kvTransfer={"kvLeaseDurationSeconds": 60})
-    served.wait_ready()
+    rig.apply(decode={"replicas": 3}, kvTransfer={"kvLeaseDurationSeconds": 60})
+    rig.wait_ready()
     ended = plugin("status", "qwen", "-n", namespace)
     assert ended.returncode == 0, ended.stderr
     rows = {line.split()[0]: line.split() for line in ended.stdout.splitlines() if line.strip()}
@@ -72,9 +62,9 @@ def test_the_status_of_a_cluster_that_serves(
 
 
 def test_the_status_of_one_that_does_not_serve_exits_with_1_and_says_why(
-    plugin: Plugin, kubectl: Kubectl, namespace: str, served: Operated
+    plugin: Plugin, kubectl: Kubectl, namespace: str, rig: OperatorRig
 ) -> None:
-    served.apply(prefill={"nodes": 2})
+    rig.apply(prefill={"nodes": 2})
     eventually(
         "an Event",
         lambda: "NotYetSupported" in plugin("status", "qwen", "-n", namespace).stdout,
@@ -87,11 +77,11 @@ def test_the_status_of_one_that_does_not_serve_exits_with_1_and_says_why(
 
 
 def test_pods_that_may_not_be_made_are_told_as_an_event(
-    plugin: Plugin, kubectl: Kubectl, namespace: str, served: Operated
+    plugin: Plugin, kubectl: Kubectl, namespace: str, rig: OperatorRig
 ) -> None:
     # The condition can't know it: there is no pod to ask.
     kubectl("create", "quota", "none", "--hard=pods=0", "-n", namespace)
-    served.apply()
+    rig.apply()
 
     def told() -> str:
         text = plugin("status", "qwen", "-n", namespace).stdout
@@ -214,10 +204,10 @@ def test_a_server_that_does_not_know_pdclusters_is_told(plugin: Plugin, kubectl:
 
 
 def test_logs_that_no_node_can_give_are_told_pod_by_pod(
-    plugin: Plugin, kubectl: Kubectl, namespace: str, served: Operated
+    plugin: Plugin, kubectl: Kubectl, namespace: str, rig: OperatorRig
 ) -> None:
-    served.apply()
-    served.wait_ready()
+    rig.apply()
+    rig.wait_ready()
     ended = plugin("logs", "qwen", "-n", namespace, "--role", "decode", "--tail", "3")
     assert ended.returncode == 1
     assert ended.stdout == ""

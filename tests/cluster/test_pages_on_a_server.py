@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from tests.support.kubernetes import Kubectl, KubectlError
-from tests.support.operated import Operated, operated
+from tests.support.operator_rig import OperatorRig
 from tests.support.pages import PAGES, ROOT, blocks, commands
-from tools.kubernetes.cluster.layout import Layout
 
 pytestmark = pytest.mark.cluster
 
@@ -54,13 +52,10 @@ def filled(words: list[str], namespace: str) -> list[str]:
 
 
 @pytest.fixture
-def served(
-    kubectl: Kubectl, namespace: str, control_plane: Layout, tmp_path: Path
-) -> Iterator[Operated]:
-    with operated(kubectl, namespace, control_plane, tmp_path) as made:
-        made.apply()
-        made.wait_ready()
-        yield made
+def served(rig: OperatorRig) -> OperatorRig:
+    rig.apply()
+    rig.wait_ready()
+    return rig
 
 
 def is_tried(page: Path, words: list[str]) -> bool:
@@ -72,7 +67,7 @@ def is_tried(page: Path, words: list[str]) -> bool:
     return not is_of_an_example and not any(mark in " ".join(words) for mark in OF_THE_CHART)
 
 
-def test_each_command_that_looks_or_changes_runs(served: Operated) -> None:
+def test_each_command_that_looks_or_changes_runs(served: OperatorRig) -> None:
     tried, failed = 0, []
     for page, words in commands("kubectl"):
         if not is_tried(page, words):
@@ -90,6 +85,6 @@ def test_each_command_that_looks_or_changes_runs(served: Operated) -> None:
     assert tried > 30
 
 
-def test_waiting_as_the_page_says_ends(served: Operated) -> None:
+def test_waiting_as_the_page_says_ends(served: OperatorRig) -> None:
     words = ("wait", "--for=condition=Ready", "pdcluster/qwen", "--timeout=30m")
     assert "condition met" in served.kubectl(*words, "-n", served.namespace)

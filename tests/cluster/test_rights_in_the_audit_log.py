@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.chart import bare_control_plane, kubeconfig_of, render
+from tests.support.chart import kubeconfig_of, render
 from tests.support.kubernetes import Kubectl, KubectlError, eventually
 from tests.support.node import CHART, Helm
 from tests.support.operator_rig import NODE, OperatorRig
+from tests.support.real_kubernetes import started_cluster
 from tools.kubernetes.cluster.layout import Layout
 
 from pdcluster_operator import rights
@@ -37,7 +38,8 @@ SLOW_S = 180.0
 @pytest.fixture(scope="module")
 def plane(programs: Path) -> Iterator[Layout]:
     """A control plane, a node that nobody runs, and the chart."""
-    with bare_control_plane(programs, "pdcluster-tests-rights") as layout:
+    with started_cluster(programs, "pdcluster-tests-rights", is_full=False) as cluster:
+        layout = cluster.layout
         yield layout
 
 

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from tests.support.kubernetes import Kubectl, claimed_folder
+from tests.support.kubernetes import Kubectl
+from tests.support.real_kubernetes import find_programs, give_up, started_cluster
 from tools.image.archive import Contents, read_contents
 from tools.image.build import Builder, ImageError, missing_programs
 from tools.image.recipe import TARGETS
-from tools.kubernetes.build import BuildError, build_all, default_cache
-from tools.kubernetes.cluster.host import Cluster
-from tools.kubernetes.cluster.shell import ClusterError
-
-
-def give_up(reason: str) -> None:
-    """Fail where everything has to be there, skip elsewhere."""
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
+from tools.kubernetes.build import default_cache
 
 
 @pytest.fixture(scope="session")
@@ -51,17 +42,6 @@ def contents(archives: Mapping[str, Path]) -> Mapping[str, Contents]:
 @pytest.fixture(scope="session")
 def kubectl(archives: Mapping[str, Path]) -> Iterator[Kubectl]:
     """A node that has the images, and kubectl as its administrator."""
-    given = os.environ.get("PDCLUSTER_KUBERNETES_BIN")
-    if given is None and shutil.which("go") is None:
-        give_up("Go is missing: it builds Kubernetes")
-    with claimed_folder("pdcluster-tests-image") as folder:
-        cluster = Cluster(folder)
-        try:
-            programs = Path(given) if given else build_all(default_cache())
-            layout = cluster.start(programs, images=list(archives.values()), ends_with_us=True)
-        except (BuildError, ClusterError) as error:
-            give_up(str(error))
-            raise
-        yield Kubectl(layout.bin / "kubectl", layout.kubeconfig)
-        cluster.stop()
-        shutil.rmtree(cluster.folder)
+    images = list(archives.values())
+    with started_cluster(find_programs(), "pdcluster-tests-image", images=images) as cluster:
+        yield Kubectl(cluster.layout.bin / "kubectl", cluster.layout.kubeconfig)

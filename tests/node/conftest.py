@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.kubernetes import Kubectl, KubectlError, claimed_folder
+from tests.support.kubernetes import Kubectl, KubectlError
 from tests.support.node import CHART, CHART_VALUES, SYSTEM, Helm, Node
-from tools.kubernetes.build import BuildError, build_all, default_cache
-from tools.kubernetes.cluster.host import Cluster
-from tools.kubernetes.cluster.shell import ClusterError
+from tests.support.real_kubernetes import find_programs, give_up, started_cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / ".cache" / "images"
@@ -29,13 +25,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(900))
 
 
-def unavailable(reason: str) -> None:
-    """Skip, or fail where tests must not be left out."""
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
 @pytest.fixture(scope="session")
 def images() -> tuple[Path, ...]:
     """Archives of our images, built if their inputs have changed."""
@@ -43,33 +32,23 @@ def images() -> tuple[Path, ...]:
         [sys.executable, "-m", "tools.image"], cwd=ROOT, check=False, capture_output=True, text=True
     )
     if ended.returncode:
-        unavailable(f"the images could not be built: {ended.stdout[-1000:]}{ended.stderr[-2000:]}")
+        give_up(f"the images could not be built: {ended.stdout[-1000:]}{ended.stderr[-2000:]}")
     return tuple(sorted(IMAGES.glob("*.tar")))
 
 
 @pytest.fixture(scope="session")
 def node(images: tuple[Path, ...], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     """One node with our images."""
-    given = os.environ.get("PDCLUSTER_KUBERNETES_BIN")
-    if given is None and shutil.which("go") is None:
-        unavailable("Go is missing: it builds Kubernetes")
     scratch = tmp_path_factory.mktemp("helm")
-    with claimed_folder("pdcluster-tests-node") as folder:
-        cluster = Cluster(folder)
-        try:
-            programs = Path(given) if given else build_all(default_cache())
-            layout = cluster.start(programs, has_policies=True, images=images, ends_with_us=True)
-        except (BuildError, ClusterError) as error:
-            unavailable(str(error))
-            raise
+    wanted = {"has_policies": True, "images": images}
+    with started_cluster(find_programs(), "pdcluster-tests-node", **wanted) as cluster:
+        layout = cluster.layout
         yield Node(
             cluster,
             layout,
             Kubectl(layout.bin / "kubectl", layout.kubeconfig),
             Helm(layout.bin / "helm4", layout.kubeconfig, scratch),
         )
-        cluster.stop()
-        shutil.rmtree(cluster.folder)
 
 
 @pytest.fixture(scope="session")

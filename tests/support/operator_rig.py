@@ -103,7 +103,21 @@ class OperatorRig:
                 self.kubectl(*words, "--wait=false")
             elif pod["status"].get("phase") != "Running":
                 ip = f"10.9.{number // 250}.{number % 250 + 1}"
-                status = {**READY, "podIP": ip, "podIPs": [{"ip": ip}]}
+                container = {
+                    "name": pod["spec"]["containers"][0]["name"],
+                    "containerID": f"containerd://{name}",
+                    "image": "engine:1",
+                    "imageID": "",
+                    "ready": True,
+                    "restartCount": 0,
+                    "state": {"running": {"startedAt": "2026-11-29T12:00:00Z"}},
+                }
+                status = {
+                    **READY,
+                    "podIP": ip,
+                    "podIPs": [{"ip": ip}],
+                    "containerStatuses": [container],
+                }
                 words = ("patch", "pod", name, "-n", self.namespace, "--subresource=status")
                 self.kubectl(*words, "--type=merge", "-p", json.dumps({"status": status}))
 

@@ -7,6 +7,8 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 # Whatever is expensive to make lives here, keyed by content, outside the tree.
 export PDCLUSTER_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pdcluster
+# The minor version of the Kubernetes that tests run on; empty: the first of tools/kubernetes.
+export PDCLUSTER_KUBERNETES ?=
 UV_KEY := $(shell sha256sum locks/uv.txt | cut -c1-12)
 UV := $(PDCLUSTER_CACHE)/uv-$(UV_KEY)/bin/uv
 VENV := .venv

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from tests.support.kubernetes import Kubectl, KubectlError
 from tests.support.resource_table import BAD, GOOD
-from tests.support.resources import broken_by
+from tests.support.resources import broken_by, text_of
+
+from pdcluster_api.loading import load_cluster
+from pdcluster_api.problems import ResourceError
 
 pytestmark = pytest.mark.cluster
 
@@ -15,6 +20,27 @@ pytestmark = pytest.mark.cluster
 @pytest.mark.parametrize("document", GOOD.values(), ids=GOOD)
 def test_a_good_resource_is_taken(kubectl: Kubectl, document: Any) -> None:
     kubectl.apply(document, namespace="default", dry_run=True)
+
+
+def names(said: str, where: Sequence[str | int]) -> bool:
+    """Whether an error names a field: whole, or by the object it is in and its own name.
+
+    kubectl and the server write the kind before the path where the structure is wrong, and name a
+    list without the place in it.
+    """
+    plain = ".".join(part for part in where if isinstance(part, str))
+    parent, _, name = plain.rpartition(".")
+    in_parent = f"PDCluster{'.' * bool(parent)}{parent})" in said and f'"{name}"' in said
+    return in_parent or plain in re.sub(r"\[[^]]*\]", "", said)
+
+
+def test_an_error_that_names_no_field_is_noticed() -> None:
+    said = 'ValidationError(PDCluster.spec): unknown field "prefil" in io.pdcluster'
+    assert names(said, ("spec", "prefil"))
+    assert not names(said, ("spec", "decode"))
+    of_env = ("spec", "engine", "env", 3)
+    assert names("spec.engine.env[0]: Invalid value", of_env)
+    assert not names("spec.engine.env[0]: Invalid value", (*of_env, "name"))
 
 
 @pytest.mark.parametrize("document", [bad for bad, _ in BAD.values()], ids=BAD)
@@ -26,6 +52,9 @@ def test_a_bad_resource_is_rejected_with_the_models_words(kubectl: Kubectl, docu
     # Where the structure is wrong the server does not come to the rules.
     if broken and "some validation rules were not checked" not in said:
         assert any(" ".join(message.split()) in said for message in broken), said
+    with pytest.raises(ResourceError) as of_models:
+        load_cluster(text_of(document), source="")
+    assert any(names(said, problem.path) for problem in of_models.value.problems), said
 
 
 def test_an_unknown_field_is_named(kubectl: Kubectl) -> None:
@@ -37,27 +66,6 @@ def test_an_unknown_field_is_named(kubectl: Kubectl) -> None:
     }
     with pytest.raises(KubectlError, match='unknown field "prefil"'):
         kubectl.apply(document, namespace="default", dry_run=True)
-
-
-def described(schema: dict[str, Any], path: str) -> list[str]:
-    """Paths of leaves that have no description."""
-    missing = []
-    for name, node in schema.get("properties", {}).items():
-        here = f"{path}.{name}"
-        if not node.get("description") and "$ref" not in node:
-            missing.append(here)
-        for inner in (node, node.get("items", {}), node.get("additionalProperties", {})):
-            if isinstance(inner, dict):
-                missing += described(inner, here)
-    return missing
-
-
-def test_every_leaf_has_a_description_on_the_server(kubectl: Kubectl) -> None:
-    for plural in ("pdclusters", "pdpools"):
-        crd = kubectl.get("crd", f"{plural}.pdcluster.io")
-        schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-        standard = {".apiVersion", ".kind", ".metadata"}
-        assert [path for path in described(schema, "") if path not in standard] == []
 
 
 def test_a_fresh_resource_waits_for_an_operator(kubectl: Kubectl, namespace: str) -> None:

@@ -6,7 +6,10 @@ of the build's rules, so a changed version builds that family alone;
 ``$PDCLUSTER_CACHE/kubernetes/bin-<key>`` links to all of them. Built aside and renamed into place.
 The first time takes about 20 minutes of CPU time; afterwards nothing is done.
 
-Usage: ``python -m tools.kubernetes.build [--kubernetes 1.37]`` (``make kubernetes``).
+``PDCLUSTER_KUBERNETES=1.37`` chooses another minor version, here and for everything that starts a
+cluster.
+
+Usage: ``python -m tools.kubernetes.build`` (``make kubernetes``).
 """
 
 from __future__ import annotations
@@ -29,11 +32,10 @@ from tools.kubernetes.programs import (
     required_version,
 )
 
-__all__ = ["build_all", "main"]
+__all__ = ["BuildError", "build_all", "chosen_minor", "default_cache", "main"]
 
 HERE = Path(__file__).resolve().parent
 MODULES = HERE / "modules"
-DEFAULT_MINOR = next(iter(KUBERNETES))
 MIN_GO = (1, 26)
 
 
@@ -45,6 +47,19 @@ def default_cache() -> Path:
     """Tell where expensive things lie: the Makefile's choice, else the user's cache folder."""
     chosen = os.environ.get("PDCLUSTER_CACHE")
     return Path(chosen) if chosen else Path.home() / ".cache" / "pdcluster"
+
+
+def chosen_minor() -> str:
+    """Tell which minor version is wanted: the environment's choice, else the first of the table.
+
+    Raises:
+        BuildError: There is no module file for the one that was chosen.
+    """
+    minor = os.environ.get("PDCLUSTER_KUBERNETES") or next(iter(KUBERNETES))
+    if minor not in KUBERNETES:
+        message = f"PDCLUSTER_KUBERNETES={minor}: choose one of {', '.join(KUBERNETES)}"
+        raise BuildError(message)
+    return minor
 
 
 def family_key(family: Family, minor: str) -> str:
@@ -113,12 +128,14 @@ def link_all(targets: list[tuple[Family, Path]], bin_folder: Path) -> None:
     work.rename(bin_folder)
 
 
-def build_all(cache: Path, minor: str = DEFAULT_MINOR) -> Path:
+def build_all(cache: Path) -> Path:
     """Build what is missing; return the folder with all programs.
 
     Raises:
-        BuildError: Go is missing, or a program could not be built.
+        BuildError: Go is missing, a version that there is no module file for is wanted, or a
+            program could not be built.
     """
+    minor = chosen_minor()
     families = (KUBERNETES[minor], *FAMILIES)
     root = cache / "kubernetes"
     root.mkdir(parents=True, exist_ok=True)
@@ -150,13 +167,10 @@ def build_all(cache: Path, minor: str = DEFAULT_MINOR) -> Path:
 def main() -> int:
     """Build, and print the folder."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--kubernetes", default=DEFAULT_MINOR, choices=list(KUBERNETES), help="minor version"
-    )
     parser.add_argument("--cache", type=Path, default=default_cache())
     args = parser.parse_args()
     try:
-        print(build_all(args.cache, args.kubernetes))
+        print(build_all(args.cache))
     except BuildError as error:
         print(f"kubernetes: {error}", file=sys.stderr)
         return 1

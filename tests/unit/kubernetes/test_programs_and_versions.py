@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tools.kubernetes.build import MODULES, family_key
+from tools.kubernetes.build import MODULES, BuildError, chosen_minor, family_key
 from tools.kubernetes.cluster.layout import COMPONENTS, CONTROL_PLANE, NODE_PROGRAMS
 from tools.kubernetes.programs import (
     FAMILIES,
@@ -28,6 +28,22 @@ def test_a_minor_version_is_what_its_module_file_pins(minor: str) -> None:
     family = KUBERNETES[minor]
     version = required_version((MODULES / family.folder / "go.mod").read_text(), family.module)
     assert version.startswith(f"v{minor}.")
+
+
+@pytest.mark.parametrize(("chosen", "minor"), [(None, "1.34"), ("", "1.34"), ("1.37", "1.37")])
+def test_one_variable_chooses_the_minor_version(
+    monkeypatch: pytest.MonkeyPatch, chosen: str | None, minor: str
+) -> None:
+    monkeypatch.delenv("PDCLUSTER_KUBERNETES", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("PDCLUSTER_KUBERNETES", chosen)
+    assert chosen_minor() == minor
+
+
+def test_a_minor_version_that_there_is_not_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PDCLUSTER_KUBERNETES", "1.20")
+    with pytest.raises(BuildError, match=r"PDCLUSTER_KUBERNETES=1\.20: choose one of 1\.34, 1\.37"):
+        chosen_minor()
 
 
 def test_whatever_a_cluster_runs_is_built() -> None:

@@ -12,12 +12,11 @@ import json
 import sys
 from pathlib import Path
 
-from tools.kubernetes.build import DEFAULT_MINOR, BuildError, build_all, default_cache
+from tools.kubernetes.build import BuildError, build_all, default_cache
 from tools.kubernetes.cluster.host import Cluster
 from tools.kubernetes.cluster.layout import COMPONENTS
 from tools.kubernetes.cluster.shell import ClusterError
 from tools.kubernetes.cluster.supervisor import Supervisor
-from tools.kubernetes.programs import KUBERNETES
 
 DEFAULT_FOLDER = Path("/dev/shm/pdcluster-kubernetes")
 
@@ -34,7 +33,6 @@ def _parser() -> argparse.ArgumentParser:
         return made
 
     start = verb("start", "start a cluster, or use the one that runs")
-    start.add_argument("--kubernetes", default=DEFAULT_MINOR, choices=list(KUBERNETES))
     start.add_argument("--control-plane-only", action="store_true", help="without a node")
     start.add_argument("--network-policy", action="store_true", help="enforce NetworkPolicies")
     start.add_argument("--image", type=Path, action="append", default=[], help="archive to import")
@@ -68,7 +66,7 @@ def _status(cluster: Cluster) -> dict[str, object]:
 
 
 def _start(cluster: Cluster, args: argparse.Namespace) -> None:
-    bin_folder = build_all(default_cache(), args.kubernetes)
+    bin_folder = build_all(default_cache())
     if not cluster.is_running:
         cluster.start(
             bin_folder,

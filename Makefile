@@ -57,11 +57,16 @@ $(BIN)/pytest -m $(1) $(PYTEST_ARGS) || { \
 	$(BIN)/pytest -m $(1) --last-failed --last-failed-no-failures none $(PYTEST_ARGS); }
 endef
 
-# CI tests on both kinds of engine; elsewhere WITHOUT_VLLM=1 leaves the real one out.
+# CI tests on real engines and on a real Kubernetes; elsewhere each can be left out.
 .PHONY: test
-test: check $(if $(WITHOUT_VLLM),,vllm-env) ## Everything: check, then all tests (real vLLM included)
-	@$(call tests,"not engine and not cluster")
+test: check $(if $(WITHOUT_VLLM),,vllm-env) ## Everything: check, then all tests (real vLLM and a real Kubernetes included)
+	@$(if $(WITHOUT_KUBERNETES),,$(BIN)/python -m tools.prepare_cluster_tests --while) $(MAKE) test-bare
+	@$(if $(WITHOUT_KUBERNETES),echo "a real Kubernetes was left out: WITHOUT_KUBERNETES is set",$(call tests,cluster))
 	@$(if $(WITHOUT_VLLM),echo "real vLLM was left out: WITHOUT_VLLM is set",$(call tests,engine))
+
+.PHONY: test-bare
+test-bare: setup
+	@$(call tests,"not engine and not cluster")
 
 .PHONY: test-quick
 test-quick: setup ## Unit and component tests only
@@ -89,7 +94,7 @@ cluster-shell: setup ## A shell with kubectl and helm for it
 
 .PHONY: test-cluster
 test-cluster: setup ## Tests on a real Kubernetes alone (root, Go)
-	@$(BIN)/python -m tools.system_packages
+	@$(BIN)/python -m tools.prepare_cluster_tests
 	@$(BIN)/pytest -m cluster $(PYTEST_ARGS)
 
 .PHONY: cluster-demo

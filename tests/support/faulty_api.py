@@ -132,6 +132,8 @@ class FaultyApi:
             self._is_up.set()
             await self._end.wait()
             await runner.cleanup()
+        # Closed connections let go of their sockets in a later pass of the loop.
+        await asyncio.sleep(0.05)
 
     async def _pass(
         self, session: aiohttp.ClientSession, request: web.Request

@@ -66,7 +66,12 @@ class OperatorRig:
                 [sys.executable, "-m", "pdcluster_operator", *flags],
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "KUBECONFIG": kubeconfig or str(self._layout.kubeconfig)},
+                env={
+                    **os.environ,
+                    "KUBECONFIG": kubeconfig or str(self._layout.kubeconfig),
+                    # A killed one leaves the files that the client library makes of its keys.
+                    "TMPDIR": str(self._log.parent),
+                },
             )
 
     def stop(self) -> int:

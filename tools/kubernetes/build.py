@@ -70,6 +70,14 @@ def family_key(family: Family, minor: str) -> str:
     return digest.hexdigest()[:12]
 
 
+def output_of(family: Family, folder: Path) -> str:
+    """Tell where ``go build`` writes to: several programs into a folder, where Go names them."""
+    if len(family.programs) > 1:
+        return f"{folder}{os.sep}"
+    (program,) = family.programs
+    return str(folder / program.name)
+
+
 def build_family(family: Family, target: Path, minor: str, log: Path) -> None:
     """Build one family into a folder beside ``target``, then rename it into place."""
     folder = MODULES / family.folder
@@ -78,22 +86,23 @@ def build_family(family: Family, target: Path, minor: str, log: Path) -> None:
     work = target.with_name(f".{target.name}.{os.getpid()}")
     work.mkdir()
     try:
-        for program in family.programs:
-            argv = ["nice", "go", "build", "-trimpath", "-buildvcs=false", "-mod=readonly"]
-            argv += ["-ldflags", flags, "-o", str(work / program.name), program.package]
-            with log.open("ab") as out:
-                ended = subprocess.run(
-                    argv,
-                    cwd=folder,
-                    env={**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off"},
-                    stdout=out,
-                    stderr=subprocess.STDOUT,
-                    check=False,
-                )
-            if ended.returncode:
-                tail = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
-                message = f"{program.name} {version} could not be built ({log}):\n{tail}"
-                raise BuildError(message)
+        # All programs of a family at once: while one is linked, on one core, others compile.
+        argv = ["nice", "go", "build", "-trimpath", "-buildvcs=false", "-mod=readonly"]
+        # Nobody debugs these; without debug information they compile in four fifths of the time.
+        argv += ["-gcflags=all=-dwarf=false", "-ldflags", flags, "-o", output_of(family, work)]
+        with log.open("ab") as out:
+            ended = subprocess.run(
+                [*argv, *(program.package for program in family.programs)],
+                cwd=folder,
+                env={**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off"},
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                check=False,
+            )
+        if ended.returncode:
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
+            message = f"{family.folder} {version} could not be built ({log}):\n{tail}"
+            raise BuildError(message)
         work.rename(target)
     finally:
         shutil.rmtree(work, ignore_errors=True)

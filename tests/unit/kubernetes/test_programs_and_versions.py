@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from tools.kubernetes.build import MODULES, BuildError, chosen_minor, family_key
+from tools.kubernetes.build import MODULES, BuildError, chosen_minor, family_key, output_of
 from tools.kubernetes.cluster.layout import COMPONENTS, CONTROL_PLANE, NODE_PROGRAMS
 from tools.kubernetes.programs import (
     FAMILIES,
@@ -78,6 +80,16 @@ def test_a_module_that_is_not_required_is_an_error() -> None:
 )
 def test_a_version_is_read_in_both_forms(text: str) -> None:
     assert required_version(text, "example.com/a") == "v1.2.3"
+
+
+@pytest.mark.parametrize("family", ALL, ids=lambda family: family.folder)
+def test_each_program_gets_its_own_name(family: Family, tmp_path: Path) -> None:
+    out = output_of(family, tmp_path)
+    if out.endswith("/"):
+        named_by_go = [program.package.rpartition("/")[2] for program in family.programs]
+        assert [program.name for program in family.programs] == named_by_go
+    else:
+        assert [str(tmp_path / program.name) for program in family.programs] == [out]
 
 
 def test_a_build_is_named_by_its_content() -> None:

@@ -7,6 +7,8 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 # Whatever is expensive to make lives here, keyed by content, outside the tree.
 export PDCLUSTER_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pdcluster
+# As pip does: a company's own authority is among the system's certificates.
+export UV_SYSTEM_CERTS ?= true
 # The minor version of the Kubernetes that tests run on; empty: the first of tools/kubernetes.
 export PDCLUSTER_KUBERNETES ?=
 UV_KEY := $(shell sha256sum locks/uv.txt | cut -c1-12)
@@ -65,7 +67,7 @@ test: check $(if $(WITHOUT_VLLM),,vllm-env) ## Everything: check, then all tests
 	@$(if $(WITHOUT_VLLM),echo "real vLLM was left out: WITHOUT_VLLM is set",$(call tests,engine))
 
 .PHONY: test-bare
-test-bare: setup
+test-bare: setup ## What needs neither real vLLM nor a real Kubernetes
 	@$(call tests,"not engine and not cluster")
 
 .PHONY: test-quick

@@ -35,7 +35,7 @@ def kubectl(control_plane: Layout) -> Kubectl:
     made = Kubectl(control_plane.bin / "kubectl", control_plane.kubeconfig)
     for path in sorted((ROOT / "crds").glob("*.yaml")):
         made("apply", "--server-side", "-f", str(path))
-    made("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+    made.wait_established("--all")
     return made
 
 

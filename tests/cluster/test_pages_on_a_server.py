@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import yaml
 from tests.support.kubernetes import Kubectl, KubectlError
 from tests.support.operator_rig import OperatorRig
 from tests.support.pages import PAGES, ROOT, blocks, commands
+from tools.kubernetes.foreign_crds import Project, crd_files
 
 pytestmark = pytest.mark.cluster
 
@@ -28,8 +30,20 @@ def objects() -> list[Any]:
     ]
 
 
+@pytest.fixture(scope="module")
+def routes(kubectl: Kubectl) -> Iterator[None]:
+    """The Gateway API's own word on what an HTTPRoute is."""
+    (path,) = (each for each in crd_files(Project.GATEWAY_API) if "_httproutes" in each.name)
+    kubectl("apply", "--server-side", "-f", str(path))
+    kubectl.wait_established("httproutes.gateway.networking.k8s.io")
+    yield
+    kubectl("delete", "-f", str(path))
+
+
 @pytest.mark.parametrize("text", objects())
-def test_each_object_of_a_page_is_accepted(kubectl: Kubectl, namespace: str, text: str) -> None:
+def test_each_object_of_a_page_is_accepted(
+    kubectl: Kubectl, namespace: str, routes: None, text: str
+) -> None:
     kubectl.apply(yaml.safe_load(text), namespace=namespace, dry_run=True)
 
 

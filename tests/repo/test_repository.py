@@ -16,6 +16,7 @@ import pytest
 import yaml
 from tools.generate import PAGES
 
+from pdcluster_api.conditions import ConfigInvalidReason, TroubleReason
 from pdcluster_api.crd import render_files
 from pdcluster_api.loading import load_cluster
 from pdcluster_cli.exit_codes import MEANINGS
@@ -306,7 +307,7 @@ def _text_of(folder: str) -> str:
 
 
 def witness_is_there(witness: str) -> bool:
-    """Whether a metric with its labels, a log event, an error code or a path is in the code."""
+    """Whether a metric with its labels, an event, a code, a reason or a path is in the code."""
     name, _, labels = witness.rstrip("}").partition("{")
     if name.startswith("vllm:"):
         short = name.removeprefix("vllm:").removesuffix("_total")
@@ -316,7 +317,7 @@ def witness_is_there(witness: str) -> bool:
     if name.startswith("/") or "." in name:
         programs = ("proxy/pdcluster_proxy", "operator/pdcluster_operator")
         return any(f'"{name}"' in _text_of(program) for program in programs)
-    if name in CODES:
+    if name in CODES or name in {*ConfigInvalidReason, *TroubleReason}:
         return True
     metric = METRICS.get(name)
     pairs = dict(re.findall(r'(\w+)="([^"]*)"', labels))

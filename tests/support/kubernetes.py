@@ -68,6 +68,14 @@ class Kubectl:
             words.append("--dry-run=server")
         return self(*words, stdin={"apiVersion": "v1", "kind": "List", "items": list(objects)})
 
+    def wait_established(self, *crds: str) -> None:
+        """Wait until the server knows the kinds of these CRDs.
+
+        ``kubectl wait`` gives up on one that is so new that its status has no conditions yet.
+        """
+        words = ("wait", "--for=condition=Established", "crd", *crds, "--timeout=5s")
+        eventually(f"{' '.join(crds)} established", lambda: self(*words))
+
 
 def eventually(what: str, holds: Callable[[], Any], *, within_s: float = 60.0) -> Any:
     """Wait until ``holds`` gives something true, and give that."""

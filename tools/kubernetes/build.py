@@ -46,7 +46,8 @@ class BuildError(Exception):
 def default_cache() -> Path:
     """Tell where expensive things lie: the Makefile's choice, else the user's cache folder."""
     chosen = os.environ.get("PDCLUSTER_CACHE")
-    return Path(chosen) if chosen else Path.home() / ".cache" / "pdcluster"
+    users = os.environ.get("XDG_CACHE_HOME")
+    return Path(chosen) if chosen else Path(users or Path.home() / ".cache") / "pdcluster"
 
 
 def chosen_minor() -> str:

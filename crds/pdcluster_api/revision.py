@@ -7,7 +7,8 @@ alter it.
 
 An operator upgrade must not roll engines. So the hash is over the user's own values with defaults
 filled in, fields that are unset are left out, and a field added after v1alpha1's first release
-enters only where it differs from the value that means "as before": list it in :data:`NEUTRAL`.
+enters only where it differs from the value that means "as before": list it in :data:`NEUTRAL`. The
+same holds for what engines are rendered from, beside the revision.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Final
 from pdcluster_api.problems import Path
 from pdcluster_api.v1alpha1 import PDClusterSpec
 
-__all__ = ["NEUTRAL", "revision_of"]
+__all__ = ["NEUTRAL", "drop_neutral", "revision_of"]
 
 _HEX_DIGITS: Final = 8
 _ROLE_FIELDS: Final = (
@@ -51,10 +52,23 @@ def revision_of(spec: PDClusterSpec, *, neutral: Mapping[Path, object] = NEUTRAL
     }
     for role in ("prefill", "decode"):
         document[role] = {name: full[role][name] for name in _ROLE_FIELDS}
-    for path, value in neutral.items():
-        _drop_if_equal(document, path, value)
+    drop_neutral(document, neutral)
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:_HEX_DIGITS]
+
+
+def drop_neutral(
+    document: dict[str, object], neutral: Mapping[Path, object] = NEUTRAL
+) -> dict[str, object]:
+    """Take fields out of a dumped spec, or part of it, that were added later and change nothing.
+
+    Args:
+        document: The spec; changed, and given back.
+        neutral: Those fields, with their values.
+    """
+    for path, value in neutral.items():
+        _drop_if_equal(document, path, value)
+    return document
 
 
 def _drop_if_equal(document: dict[str, object], path: Path, value: object) -> None:

@@ -81,6 +81,8 @@ class Operator:
         )
 
     async def _pass(self, key: ClusterKey) -> float | None:
+        if not self._resync.has_listed(key):
+            return None  # That will have it looked at.
         started_at = time.monotonic()
         try:
             again = await self._reconcile(key)

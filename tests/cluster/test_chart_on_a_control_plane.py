@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ import pytest
 import yaml
 from tests.support.chart import PRESETS, kubeconfig_of, preset, render
 from tests.support.kubernetes import Kubectl, KubectlError, eventually
+from tests.support.next_version import next_chart
 from tests.support.node import CHART, Helm
 from tests.support.real_kubernetes import started_cluster
 from tools.kubernetes.cluster.layout import Layout
@@ -121,7 +120,7 @@ def test_install_upgrade_rollback_uninstall_reinstall_elsewhere(admin: Kubectl, 
         if name.startswith(("Pod/", "ReplicaSet/", "EndpointSlice/", "Endpoints/"))
     }
     assert objects_of(admin, here) - release - running == made_by_chart()
-    admin("wait", "--for=condition=Established", "crd", *CRDS)
+    admin.wait_established(*CRDS)
     admin.apply(cluster(), namespace=here)
 
     # Who leads is the operator's to write: an upgrade must not unseat it.
@@ -181,27 +180,6 @@ def test_without_keep_the_crds_leave_with_the_release(admin: Kubectl, helm: Helm
 # CRDs of a newer version: one more field, with a default.
 
 
-def newer_chart(folder: Path) -> Path:
-    """The chart as a later version would be: its CRD has a field more."""
-    made = folder / "newer"
-    shutil.copytree(CHART, made)
-    path = made / "templates" / "crds" / "pdclusters.yaml"
-    text = path.read_text()
-    field = (
-        "              newer:\n"
-        "                type: string\n"
-        "                description: A field of a later version.\n"
-        "                default: told\n"
-    )
-    # The first property of spec: after it stands the first one there is.
-    old = re.search(r"(?m)^          spec:\n(?:            .*\n)*?            properties:\n", text)
-    assert old is not None
-    path.write_text(text[: old.end()] + field + text[old.end() :])
-    chart = made / "Chart.yaml"
-    chart.write_text(chart.read_text().replace("0.1.0", "0.2.0"))
-    return made
-
-
 def newer_field(kubectl: Kubectl, namespace: str) -> object:
     """Write to the resource, as anybody does in time, and tell what is left of its newer field."""
     stamp = secrets.token_hex(4)
@@ -217,7 +195,7 @@ def knows_newer_field(kubectl: Kubectl) -> bool:
 
 def with_newer_field(admin: Kubectl, helm: Helm, folder: Path) -> tuple[str, Path]:
     """Install, upgrade to the newer chart, use its field; give the namespace and that chart."""
-    namespace, newer = new_name(), newer_chart(folder)
+    namespace, newer = new_name(), next_chart(folder)
     install(helm, namespace)
     helm("upgrade", "pdcluster", str(newer), "-n", namespace)
     eventually("the field is known", lambda: knows_newer_field(admin))
@@ -417,7 +395,7 @@ def test_the_prometheus_operators_own_schema_takes_the_pod_monitor(
     with pytest.raises(KubectlError, match='no matches for kind "PodMonitor"'):
         install(helm, namespace, *monitor)
     admin("apply", "--server-side", "-f", str(path))
-    admin("wait", "--for=condition=Established", "crd/podmonitors.monitoring.coreos.com")
+    admin.wait_established("podmonitors.monitoring.coreos.com")
     install(helm, namespace, *monitor, "--replace")
     found = admin.get("podmonitor", "pdcluster", "-n", namespace)
     assert found["metadata"]["labels"]["release"] == "prom"

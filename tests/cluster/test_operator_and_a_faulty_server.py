@@ -101,3 +101,35 @@ def test_an_operator_starts_while_the_server_is_away(
     door.fault = lambda _seen: None
     rig.wait_ready()
     assert kubectl.find("svc", "qwen", "-n", rig.namespace) is not None
+
+
+def test_a_new_leader_undoes_nothing_that_it_has_not_seen_yet(
+    rig: OperatorRig, kubectl: Kubectl, door: FaultyApi
+) -> None:
+    """Every kind has a watch of its own, and any of them may come late."""
+    rig.apply()
+    rig.wait_ready()
+    kubectl("scale", "pdpool/qwen-decode", "--replicas=3", "-n", rig.namespace)
+    rig.wait("3 decode engines", lambda: rig.get("pdc", "qwen")["status"]["summary"] == "2P3D")
+    selector = ("-l", "pdcluster.io/role=decode")
+    (before,) = rig.get("deployments", *selector)["items"]
+    rig.kill()
+    tried: list[Seen] = []
+
+    def late(seen: Seen) -> Answer | None:
+        if seen.is_write or not seen.path.partition("?")[0].endswith("/pdpools"):
+            return None
+        tried.append(seen)
+        return Answer(503)
+
+    door.fault = late
+    rig.start(kubeconfig=str(door.kubeconfig))
+    eventually("more tries", lambda: len(tried) >= 6, within_s=60)
+    assert "/pdclusters" in " ".join(seen.path for seen in door.seen if seen.status == 200)
+    assert not door.writes()
+    door.fault = lambda _seen: None
+    kubectl("delete", "svc", "qwen", "-n", rig.namespace)
+    found = ("svc", "qwen", "-n", rig.namespace)
+    eventually("the Service is back", lambda: kubectl.find(*found), within_s=60)
+    (after,) = rig.get("deployments", *selector)["items"]
+    assert after["metadata"]["generation"] == before["metadata"]["generation"]

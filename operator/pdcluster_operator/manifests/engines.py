@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from pdcluster_api.labels import CLUSTER_LABEL, LEASE_ANNOTATION, SIDE_CHANNEL_ANNOTATION
+from pdcluster_api.problems import Path
 from pdcluster_api.proxy_config import Role
+from pdcluster_api.revision import NEUTRAL, drop_neutral
 from pdcluster_api.v1alpha1 import PDCluster, PDClusterSpec, RoleSpec
 from pdcluster_operator.manifests import pods
 from pdcluster_operator.manifests.labels import (
@@ -34,7 +36,7 @@ from pdcluster_operator.program.engine import (
 )
 from pdcluster_operator.program.programs import EngineProgram, Placement, PodField
 
-__all__ = ["engine_deployment", "engine_objects", "place_in_pod"]
+__all__ = ["engine_deployment", "engine_objects", "place_in_pod", "rendering_inputs"]
 
 _SCRATCH: Final = "/scratch"
 _SHM_BYTES: Final = "8Gi"
@@ -95,7 +97,7 @@ def engine_deployment(
         labels=labels,
         # The user's own words, not what this version of the operator makes of them: an upgrade
         # that renders differently must not restart engines.
-        inputs_hash=hash_of(_inputs(cluster, role, settings)),
+        inputs_hash=hash_of(rendering_inputs(cluster, role, settings)),
         spec={
             "selector": {"matchLabels": engine_selector(owner.name, role, program.revision)},
             "strategy": {
@@ -112,12 +114,27 @@ def engine_deployment(
     )
 
 
-def _inputs(cluster: PDCluster, role: Role, settings: RenderSettings) -> object:
+def rendering_inputs(
+    cluster: PDCluster,
+    role: Role,
+    settings: RenderSettings,
+    *,
+    neutral: Mapping[Path, object] = NEUTRAL,
+) -> list[object]:
+    """Give what a role's Deployment is rendered from: while it is the same, so is the rendering.
+
+    Args:
+        cluster: A valid resource.
+        role: The role.
+        settings: The installation's choices.
+        neutral: Fields added later, with the value that means "as before": without them a newer
+            operator would find other inputs in every resource, and render anew.
+    """
     dumped = cluster.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     shared = {name: dumped[name] for name in ("model", "engine", "kvTransfer", "drain", "rollout")}
     shared |= {role.value: {k: v for k, v in dumped[role.value].items() if k != "replicas"}}
     timeout = dumped["proxy"]["requestTimeoutSeconds"]
-    return [shared, timeout, settings.run_as_user]
+    return [drop_neutral(shared, neutral), timeout, settings.run_as_user]
 
 
 def _merged(template: Mapping[str, object], asked: RoleSpec) -> object:

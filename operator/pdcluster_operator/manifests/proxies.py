@@ -63,7 +63,11 @@ def proxy_objects(cluster: PDCluster, owner: Owner, settings: RenderSettings) ->
     """
     program = proxy_program(cluster, place_proxy_in_pod(owner))
     labels, name = proxy_labels(owner.name), proxy_name(owner.name)
-    config = program.config.model_dump(mode="json", by_alias=True, exclude_none=True)
+    # A proxy rejects what it does not know, and may be older than this (spec.proxy.image): what is
+    # as by default stays unsaid, so that a field added later neither stops nor replaces it.
+    config = program.config.model_dump(
+        mode="json", by_alias=True, exclude_none=True, exclude_defaults=True
+    )
     yield manifest(
         "ConfigMap",
         name,

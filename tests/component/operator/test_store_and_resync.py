@@ -93,27 +93,32 @@ def test_a_child_that_was_forgotten_is_not_forgotten_for_its_successor() -> None
 class Lister:
     def __init__(self) -> None:
         self.lists: dict[str, list[Any]] = {}
-        self.fails = False
+        self.fails_in: set[str] = set()
         self.asked: list[tuple[str, str]] = []
 
     async def list_ours(self, kind: str, namespace: str = "") -> tuple[list[Any], str]:
         self.asked.append((kind, namespace))
-        if self.fails:
+        if namespace in self.fails_in:
             message = "away"
-            raise ClusterApiError(message)
-        return self.lists.get(kind, []), "100"
+            raise ClusterApiError(message, retry_after_s=7.0)
+        found = self.lists.get(kind, [])
+        return [each for each in found if namespace in ("", each["metadata"]["namespace"])], "100"
+
+
+class Woken(list[tuple[str, str]]):
+    """Clusters that are to be looked at."""
+
+    def __call__(self, key: tuple[str, str]) -> None:
+        self.append(key)
 
 
 async def test_a_deletion_that_no_watch_told_has_its_cluster_looked_at() -> None:
-    store, lister, woken = Store(), Lister(), []
+    store, lister, woken = Store(), Lister(), Woken()
+    resync = Resync(lister, store, kinds=("Service", "Pod"), namespaces=(), enqueue=woken)
+    await resync.once()
     store.put(raw("Service", "qwen", 5))
     store.put(raw("Pod", "p", 6))
     lister.lists["Pod"] = [raw("Pod", "p", 6)]
-
-    def enqueue(key: tuple[str, str]) -> None:
-        woken.append(key)
-
-    resync = Resync(lister, store, kinds=("Service", "Pod"), namespaces=(), enqueue=enqueue)
     await resync.once()
     assert woken == [KEY]
     assert names(store) == {"p"}
@@ -124,11 +129,7 @@ async def test_a_deletion_that_no_watch_told_has_its_cluster_looked_at() -> None
 
 async def test_a_namespaced_operator_lists_its_namespaces_alone() -> None:
     lister = Lister()
-
-    def enqueue(_key: tuple[str, str]) -> None:
-        return
-
-    resync = Resync(lister, Store(), kinds=("Pod",), namespaces=("a", "b"), enqueue=enqueue)
+    resync = Resync(lister, Store(), kinds=("Pod",), namespaces=("a", "b"), enqueue=Woken())
     await resync.once()
     assert lister.asked == [("Pod", "a"), ("Pod", "b")]
 
@@ -136,12 +137,31 @@ async def test_a_namespaced_operator_lists_its_namespaces_alone() -> None:
 async def test_a_list_that_fails_changes_nothing() -> None:
     store, lister = Store(), Lister()
     store.put(raw("Service", "qwen", 5))
-    lister.fails = True
-
-    def enqueue(_key: tuple[str, str]) -> None:
-        return
-
-    resync = Resync(lister, store, kinds=("Service",), namespaces=(), enqueue=enqueue)
-    with pytest.raises(ClusterApiError):
-        await resync.once()
+    lister.fails_in = {""}
+    resync = Resync(lister, store, kinds=("Service",), namespaces=(), enqueue=Woken())
+    assert await resync.once() == 7.0
     assert names(store) == {"qwen"}
+
+
+async def test_no_cluster_is_looked_at_before_all_that_belongs_to_it_is_listed() -> None:
+    store, lister, woken = Store(), Lister(), Woken()
+    mine, other = (KEY[0], "other")
+    elsewhere = raw("PDCluster", "qwen", 5, uid="elsewhere")
+    elsewhere["metadata"]["namespace"] = other
+    lister.lists["PDCluster"] = [raw("PDCluster", "qwen", 5), elsewhere]
+    resync = Resync(
+        lister, store, kinds=("PDCluster", "Pod"), namespaces=(mine, other), enqueue=woken
+    )
+    assert not resync.has_listed(KEY)
+    # One namespace is forbidden, maybe because it is gone: the others have an operator.
+    lister.fails_in = {mine}
+    await resync.once()
+    assert not resync.has_listed(KEY)
+    assert resync.has_listed((other, "qwen"))
+    assert woken == [(other, "qwen")]
+    lister.fails_in = set()
+    await resync.once()
+    assert resync.has_listed(KEY)
+    assert woken == [(other, "qwen"), KEY]
+    await resync.once()
+    assert len(woken) == 2

@@ -60,7 +60,13 @@ REMEDIES: Final[Mapping[str, str]] = {
     ),
     ConfigInvalidReason.APPLY_REJECTED: (
         "The message has the object's name and the API server's words. Change the field of the "
-        "PDCluster that it comes from; then the operator tries again."
+        "PDCluster that it comes from: that is tried at once. The same is tried again every 5 "
+        "minutes, should it be the server that changes."
+    ),
+    ConfigInvalidReason.APPLY_FORBIDDEN: (
+        "The message has the object's name, the API server's words and what to do: bring the "
+        "operator's rights back, raise the quota, change the policy. It is tried again by itself, "
+        "at the latest after a minute; nothing of the PDCluster has to be edited."
     ),
     ConfigInvalidReason.MANAGED_BY_ANOTHER: (
         "Uninstall one of the two operators, or give each namespaces of its own "
@@ -86,6 +92,12 @@ REMEDIES: Final[Mapping[str, str]] = {
     TroubleReason.CONTAINER_EXITS: (
         "Read why: `kubectl pdcluster logs NAME --previous`. Often: too little GPU memory, a flag "
         "this vLLM does not have, a model that can't be downloaded."
+    ),
+    TroubleReason.PODS_REJECTED: (
+        "The message has the API server's words and what to do: raise the quota or ask for less, "
+        "label the namespace for Pod Security, make the ServiceAccount or PriorityClass. "
+        "Kubernetes tries again by itself, ever more seldom: [how to hurry it]"
+        "(kubernetes/troubleshooting.md#podsrejected)."
     ),
     # Everything else.
     Reason.VALID: _NOTHING,

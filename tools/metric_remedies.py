@@ -62,8 +62,9 @@ REMEDIES: Final[Mapping[str, str]] = {
 
 OPERATOR_REMEDIES: Final[Mapping[str, str]] = {
     "pdcluster_operator_passes_total": (
-        "`failed` rising: the API server rejects or does not answer; the log names the object and "
-        "the reason. A pass that failed is tried again, at the latest after a minute."
+        "`failed` rising: the API server does not answer, or takes no status; the log names the "
+        "object and the reason. A pass that failed is tried again, at the latest after a minute. "
+        "What it rejects of a PDCluster's objects is no failed pass but a condition: `ConfigValid`."
     ),
     "pdcluster_operator_pass_seconds": (
         "High: the API server is slow, or throttles (429). Traffic is not affected."

@@ -67,13 +67,15 @@ class ConfigInvalidReason(StrEnum):
     POD_TEMPLATE_INVALID = "PodTemplateInvalid"
     """The API server rejected the merged pod template."""
     APPLY_REJECTED = "ApplyRejected"
-    """The API server rejected an object for good; the message says which and why."""
+    """The API server rejected an object's content; the message says which and why."""
+    APPLY_FORBIDDEN = "ApplyForbidden"
+    """The API server forbids an object: a missing right, a full quota, a policy, a webhook."""
     MANAGED_BY_ANOTHER = "ManagedByAnother"
     """Another operator has made this cluster's objects."""
 
 
 class TroubleReason(StrEnum):
-    """Reasons of a role or of the proxies not being ready, read from a pod."""
+    """Reasons of a role or of the proxies not being ready, read from pods and Deployments."""
 
     IMAGE_UNAVAILABLE = "ImageUnavailable"
     """The image can't be pulled, or is not on the node."""
@@ -85,6 +87,8 @@ class TroubleReason(StrEnum):
     """No node has room, or none may run it."""
     CONTAINER_EXITS = "ContainerExits"
     """The container ends with an error, again and again."""
+    PODS_REJECTED = "PodsRejected"
+    """Pods can't be made: a quota is full, or Pod Security, a policy or a webhook forbids them."""
 
 
 class Reason(StrEnum):

@@ -13,9 +13,12 @@ __all__ = [
     "ApplyRejectedError",
     "ClusterApiError",
     "ConflictError",
+    "ForbiddenError",
     "MissingError",
     "OperatorError",
+    "RejectedError",
     "StrangerError",
+    "TerminatingError",
 ]
 
 
@@ -63,8 +66,32 @@ class StrangerError(OperatorError):
         self.live = live
 
 
-class ApplyRejectedError(OperatorError):
-    """The API server will never take this content.
+class TerminatingError(OperatorError):
+    """The namespace is on its way out: nothing is made in it any more."""
+
+    reason: ClassVar[str] = "NamespaceTerminating"
+
+
+class RejectedError(OperatorError):
+    """The API server won't have what it was asked for.
+
+    Attributes:
+        said: Its own words.
+    """
+
+    def __init__(self, message: str, *, said: str = "") -> None:
+        super().__init__(message)
+        self.said = said or message
+
+
+class ForbiddenError(RejectedError):
+    """The API server forbids it: a right, a quota, a policy; that may change at any time."""
+
+    reason: ClassVar[str] = "ApplyForbidden"
+
+
+class ApplyRejectedError(RejectedError):
+    """The API server found the content wrong.
 
     Attributes:
         is_template: A pod template that Kubernetes does not understand.
@@ -72,6 +99,6 @@ class ApplyRejectedError(OperatorError):
 
     reason: ClassVar[str] = "ApplyRejected"
 
-    def __init__(self, message: str, *, is_template: bool) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, is_template: bool, said: str = "") -> None:
+        super().__init__(message, said=said)
         self.is_template = is_template

@@ -1,14 +1,18 @@
-"""Logging of the operator: JSON lines or plain ones, on standard error.
+"""Logging of the operator.
 
 Shell.
 """
 
 from __future__ import annotations
 
-import logging
-import logging.config
+from typing import Final
+
+from pdcluster_lease.logs import LogFormat, configure_logging
 
 __all__ = ["configure"]
+
+_QUIET: Final = ("kopf", "kubernetes", "aiohttp.access")
+"""kopf tells of every event at DEBUG and of its own start at INFO."""
 
 
 def configure(*, is_json: bool, level: str) -> None:
@@ -18,27 +22,5 @@ def configure(*, is_json: bool, level: str) -> None:
         is_json: JSON lines instead of plain ones.
         level: Name of the least severe level that is written.
     """
-    formatter: dict[str, object]
-    if is_json:
-        formatter = {
-            "()": "pythonjsonlogger.json.JsonFormatter",
-            "fmt": "%(asctime)s %(levelname)s %(name)s %(message)s",
-            "rename_fields": {"asctime": "time", "levelname": "level", "message": "event"},
-        }
-    else:
-        formatter = {"fmt": "%(asctime)s %(levelname)-7s %(message)s", "datefmt": "%H:%M:%S"}
-    logging.config.dictConfig(
-        {
-            "version": 1,
-            "disable_existing_loggers": False,
-            "formatters": {"line": formatter},
-            "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
-            "root": {"level": level, "handlers": ["stderr"]},
-            "loggers": {
-                # kopf tells of every event at DEBUG and of its own start at INFO.
-                "kopf": {"level": "WARNING"},
-                "kubernetes": {"level": "WARNING"},
-                "aiohttp.access": {"level": "WARNING"},
-            },
-        }
-    )
+    log_format = LogFormat.JSON if is_json else LogFormat.CONSOLE
+    configure_logging(log_format=log_format, level=level, quiet=_QUIET)

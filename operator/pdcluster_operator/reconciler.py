@@ -7,21 +7,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
-from pdcluster_operator.errors import ClusterApiError, OperatorError
+from pdcluster_operator.errors import OperatorError, TerminatingError
 from pdcluster_operator.kube.executor import Executor
 from pdcluster_operator.kube.store import ClusterKey, Store
 from pdcluster_operator.manifests.settings import RenderSettings
-from pdcluster_operator.model.actions import SetStatus
+from pdcluster_operator.model.actions import (
+    Action,
+    EmitEvent,
+    Plan,
+    SetStatus,
+    is_new_deployment,
+)
 from pdcluster_operator.model.observed import RawObject
 from pdcluster_operator.model.pod_trouble import is_being_made
 from pdcluster_operator.model.reading import dig, observe
 from pdcluster_operator.plan.reconcile import plan
 
-__all__ = ["EventSource", "Reconciler"]
+__all__ = ["TERMINATING_S", "EventSource", "Reconciler"]
 
 _LOG = logging.getLogger(__name__)
+
+TERMINATING_S: Final = 30.0
+"""Between two tries where the namespace is on its way out: soon the cluster is gone too."""
 
 
 class EventSource(Protocol):
@@ -76,16 +85,32 @@ class Reconciler:
             children=self._store.children(key),
             pods=self._store.pods(key),
             events=await self._events_of(key, waiting),
-            failures=self._store.failures(key),
+            rejections=self._store.rejections(key),
         )
         made = plan(observed, self._settings, now=self._now())
+        try:
+            await self._execute(made, key)
+        except TerminatingError as error:
+            # Nobody is to be alarmed: somebody wanted it, and everything here goes with it.
+            _LOG.info(
+                "namespace.terminating", extra={"cluster": "/".join(key), "reason": str(error)}
+            )
+            return TERMINATING_S
+        return 0.0 if made.actions else made.again_in_s
+
+    async def _execute(self, made: Plan, key: ClusterKey) -> None:
         failure: OperatorError | None = None
+        is_rejected = False
         for action in made.actions:
             # What is wrong belongs into the status even where nothing else could be done.
             if failure is not None and not isinstance(action, SetStatus):
                 continue
+            if is_rejected and _waits_for_the_rest(action):
+                continue
             try:
-                await self._executor.do(action, key)
+                is_rejected = not await self._executor.do(action, key) or is_rejected
+            except TerminatingError:
+                raise
             except OperatorError as error:
                 _LOG.warning(
                     "action.failed", extra={"cluster": "/".join(key), "reason": str(error)}
@@ -93,7 +118,6 @@ class Reconciler:
                 failure = failure or error
         if failure is not None:
             raise failure
-        return 0.0 if made.actions else made.again_in_s
 
     async def _events_of(
         self, key: ClusterKey, waiting: list[RawObject]
@@ -103,6 +127,15 @@ class Reconciler:
             name = str(dig(pod, "metadata", "name") or "")
             try:
                 found += await self._events.list_events(key[0], name)
-            except ClusterApiError as error:
+            except OperatorError as error:
                 _LOG.debug("events.failed", extra={"pod": name, "reason": str(error)})
         return found
+
+
+def _waits_for_the_rest(action: Action) -> bool:
+    """Whether an action was planned for the case that the API server takes all others.
+
+    The status says what the next snapshot shows, a moment later; so do Events. Pods may need what
+    was rejected: the next plan knows.
+    """
+    return isinstance(action, SetStatus | EmitEvent) or is_new_deployment(action)

@@ -76,18 +76,19 @@ def test_the_status_of_one_that_does_not_serve_exits_with_1_and_says_why(
     assert "Warning" in ended.stdout
 
 
-def test_pods_that_may_not_be_made_are_told_as_an_event(
+def test_pods_that_may_not_be_made_are_told_as_a_condition_and_with_the_latest_event(
     plugin: Plugin, kubectl: Kubectl, namespace: str, rig: OperatorRig
 ) -> None:
-    # The condition can't know it: there is no pod to ask.
     kubectl("create", "quota", "none", "--hard=pods=0", "-n", namespace)
     rig.apply()
 
     def told() -> str:
         text = plugin("status", "qwen", "-n", namespace).stdout
-        return text if "FailedCreate" in text else ""
+        return text if "FailedCreate" in text and "PodsRejected" in text else ""
 
-    text = eventually("an Event", told)
+    text = eventually("a condition and an Event", told)
+    assert re.search(r"^Ready +False \(PodsRejected\)$", text, re.MULTILINE)
+    assert "Raise that quota" in text
     assert re.search(r"Warning +ReplicaSet/qwen-\S+ +FailedCreate .*exceeded quota", text)
 
 

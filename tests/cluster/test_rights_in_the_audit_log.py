@@ -244,6 +244,22 @@ def test_a_right_that_is_missing_would_show(rig: ChartedRig) -> None:
         within_s=SLOW_S,
     )
     assert ("policy", "poddisruptionbudgets", "create") not in used(rig.requests())
+    # The user is told, not the log alone; with the right given back nothing has to be edited.
+    forbidden = ("False", "ApplyForbidden")
+    rig.wait("a condition", lambda: rig.condition("ConfigValid") == forbidden, within_s=SLOW_S)
+    (told,) = (
+        each["message"]
+        for each in rig.get("pdc", "qwen")["status"]["conditions"]
+        if each["type"] == "ConfigValid"
+    )
+    assert 'cannot create resource "poddisruptionbudgets"' in told
+    assert "Give the operator its rights" in told
+    for rule in role["rules"]:
+        if rule["resources"] == ["poddisruptionbudgets"]:
+            rule["verbs"].append("create")
+    role["metadata"].pop("resourceVersion")
+    rig.kubectl("replace", "-f", "-", "-n", rig.namespace, stdin=role)
+    rig.wait_ready()
     rig.kubectl("delete", "pdc", "qwen", "-n", rig.namespace)
 
 

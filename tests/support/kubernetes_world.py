@@ -45,6 +45,9 @@ class World:
 
     Args:
         cluster: The PDCluster, raw.
+
+    Attributes:
+        pods_forbidden: Why no pod may be made; "" where they may.
     """
 
     def __init__(self, cluster: Raw | None = None) -> None:
@@ -53,6 +56,7 @@ class World:
         self.pods: dict[str, Raw] = {}
         self.events: list[EmitEvent] = []
         self.num_writes = 0
+        self.pods_forbidden = ""
         self._num_uids = 0
 
     # What the operator sees and does.
@@ -149,7 +153,8 @@ class World:
         ]
         outdated = [pod for pod in mine if pod["template"] != template]
         current = [pod for pod in mine if pod["template"] == template]
-        for _ in range(spec["replicas"] - len(current)):
+        num_missing = spec["replicas"] - len(current)
+        for _ in range(0 if self.pods_forbidden else num_missing):
             self._num_uids += 1
             pod_name = f"{name}-{self._num_uids}"
             self.pods[pod_name] = {
@@ -161,12 +166,14 @@ class World:
         ready = [pod for pod in current if pod["status"].get("conditions")]
         surplus = outdated if len(ready) >= spec["replicas"] else []
         surplus = [*surplus, *current[spec["replicas"] :]]
+        is_failing = num_missing > 0 and bool(self.pods_forbidden)
         for pod in surplus:
             pod["metadata"]["deletionTimestamp"] = NOW
         deployment["status"] = {
             "observedGeneration": deployment["metadata"]["generation"],
             "replicas": len(mine) - len(surplus),
             "updatedReplicas": len(current),
+            "conditions": [_replica_failure(self.pods_forbidden)] if is_failing else [],
         }
 
     def _apply(self, manifest: Raw, uid: str) -> None:
@@ -189,6 +196,15 @@ class World:
         for pod in self.pods.values():
             if kind == "Deployment" and pod["deployment"] == name:
                 pod["metadata"]["deletionTimestamp"] = NOW
+
+
+def _replica_failure(message: str) -> Raw:
+    return {
+        "type": "ReplicaFailure",
+        "status": "True",
+        "reason": "FailedCreate",
+        "message": message,
+    }
 
 
 _ATOMIC = {"selector", "matchLabels", "nodeSelector", "roleRef"}

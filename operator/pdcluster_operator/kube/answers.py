@@ -2,13 +2,14 @@
 
 Pure. One table for all of them: whether to look again, to wait, or to tell a person.
 
-Source: Kubernetes API conventions, "HTTP status codes"; a pod template that can't be typed was seen
-as a 500 whose message says so.
+Source: Kubernetes API conventions, "HTTP status codes"; a pod template that can't be typed, and a
+webhook that does not answer, were seen as a 500 whose message says so.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Final
 
@@ -16,14 +17,23 @@ from pdcluster_operator.errors import (
     ApplyRejectedError,
     ClusterApiError,
     ConflictError,
+    ForbiddenError,
     MissingError,
     OperatorError,
+    TerminatingError,
 )
 
 __all__ = ["error_of"]
 
 _UNTYPED: Final = "failed to create typed patch object"
+_WEBHOOK_AWAY: Final = "failed calling webhook"
+_TERMINATING: Final = "because it is being terminated"
 _MESSAGE_MAX: Final = 800
+_BY_STATUS: Final[Mapping[int, type[OperatorError]]] = {
+    HTTPStatus.NOT_FOUND: MissingError,
+    HTTPStatus.CONFLICT: ConflictError,
+    HTTPStatus.GONE: ConflictError,
+}
 
 
 def error_of(what: str, status: int, body: str, retry_after: str | None) -> OperatorError:
@@ -38,13 +48,15 @@ def error_of(what: str, status: int, body: str, retry_after: str | None) -> Oper
     said = _message(body)
     message = f"{what}: {said or HTTPStatus(status).phrase}"
     if _UNTYPED in said:
-        return ApplyRejectedError(message, is_template=True)
-    if status == HTTPStatus.NOT_FOUND:
-        return MissingError(message)
-    if status in {HTTPStatus.CONFLICT, HTTPStatus.GONE}:
-        return ConflictError(message)
+        return ApplyRejectedError(message, is_template=True, said=said)
+    if status in _BY_STATUS:
+        return _BY_STATUS[status](message)
     if status in {HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY}:
-        return ApplyRejectedError(message, is_template="spec.template" in said)
+        return ApplyRejectedError(message, is_template="spec.template" in said, said=said)
+    if status == HTTPStatus.FORBIDDEN and _TERMINATING in said:
+        return TerminatingError(message)
+    if status == HTTPStatus.FORBIDDEN or _WEBHOOK_AWAY in said:
+        return ForbiddenError(message, said=said)
     seconds = float(retry_after) if retry_after and retry_after.isdecimal() else None
     return ClusterApiError(message, retry_after_s=seconds)
 

@@ -5,16 +5,17 @@ Shell. In order, and not further than the first failure: the next snapshot decid
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable
 from typing import Protocol
 
 from pdcluster_api.conditions import ConfigInvalidReason
-from pdcluster_operator.errors import ApplyRejectedError, StrangerError
+from pdcluster_operator.errors import ApplyRejectedError, RejectedError, StrangerError
 from pdcluster_operator.kube.resources import RESOURCES
 from pdcluster_operator.kube.store import ClusterKey, Store
 from pdcluster_operator.manifests.labels import FIELD_MANAGER
-from pdcluster_operator.manifests.objects import Manifest, ObjectKey, hash_of, key_of
+from pdcluster_operator.manifests.objects import Manifest, ObjectKey, key_of
 from pdcluster_operator.model.actions import (
     Action,
     Apply,
@@ -22,12 +23,15 @@ from pdcluster_operator.model.actions import (
     EmitEvent,
     Patch,
     SetStatus,
+    target_of,
 )
-from pdcluster_operator.model.observed import ApplyFailure, RawObject
+from pdcluster_operator.model.observed import RawObject, Rejection
 from pdcluster_operator.model.reading import read_child
+from pdcluster_operator.model.rejections import told
 
 __all__ = ["Executor", "ObjectApi"]
 
+_LOG = logging.getLogger(__name__)
 Raw = dict[str, object]
 
 
@@ -71,17 +75,41 @@ class Executor:
         self._now = now
         self._instance = instance
 
-    async def do(self, action: Action, key: ClusterKey) -> None:
+    async def do(self, action: Action, key: ClusterKey) -> bool:
         """Do one action.
 
         Args:
             action: What to do.
             key: The cluster it belongs to.
 
+        Returns:
+            Whether the API server took it; that it rejects something for a child is noted, and not
+            raised.
+
         Raises:
-            OperatorError: It was not done; what can't be done by trying again is noted, and not
-                raised.
+            OperatorError: It was not done.
         """
+        target = target_of(action)
+        try:
+            await self._do(action, key)
+        except RejectedError as error:
+            if target is None:
+                raise
+            reason = _reason_of(error)
+            _LOG.warning("action.rejected", extra={"cluster": "/".join(key), "reason": str(error)})
+            rejection = Rejection(
+                reason=reason,
+                message=told(_undone(action, target.key), reason, error.said),
+                content=target.content,
+                noted_at=self._now(),
+            )
+            self._store.note_rejection(key, target.key, rejection)
+            return False
+        if target is not None:
+            self._store.note_rejection(key, target.key, None)
+        return True
+
+    async def _do(self, action: Action, key: ClusterKey) -> None:
         namespace = key[0]
         match action:
             case Apply():
@@ -110,17 +138,6 @@ class Executor:
         except StrangerError as error:
             self._store.put_stranger(key, child, error.live)
             return
-        except ApplyRejectedError as error:
-            reason = (
-                ConfigInvalidReason.POD_TEMPLATE_INVALID
-                if error.is_template
-                else ConfigInvalidReason.APPLY_REJECTED
-            )
-            content = hash_of(action.manifest)
-            failure = ApplyFailure(reason=reason, message=str(error), content=content)
-            self._store.note_failure(key, child, failure)
-            return
-        self._store.note_failure(key, child, None)
         self._store.put(live)
 
     async def _check_name(self, child: ObjectKey, key: ClusterKey) -> None:
@@ -160,3 +177,23 @@ class Executor:
             "lastTimestamp": now,
             "count": 1,
         }
+
+
+def _reason_of(error: RejectedError) -> str:
+    if not isinstance(error, ApplyRejectedError):
+        return ConfigInvalidReason.APPLY_FORBIDDEN
+    if error.is_template:
+        return ConfigInvalidReason.POD_TEMPLATE_INVALID
+    return ConfigInvalidReason.APPLY_REJECTED
+
+
+def _undone(action: Action, child: ObjectKey) -> str:
+    """What was not done, for people."""
+    match action:
+        case Delete():
+            verb = "deleted"
+        case Patch():
+            verb = "changed"
+        case _:
+            verb = "applied"
+    return f"{child.kind} {child.name} can't be {verb}"

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TypeAlias
 
 from pdcluster_operator.manifests.objects import ObjectKey
-from pdcluster_operator.model.observed import ApplyFailure, RawObject
+from pdcluster_operator.model.observed import RawObject, Rejection
 from pdcluster_operator.model.reading import cluster_name_of, dig
 
 __all__ = ["ClusterKey", "Store"]
@@ -30,7 +31,7 @@ class Store:
         self._children: dict[ClusterKey, dict[ObjectKey, RawObject]] = defaultdict(dict)
         self._strangers: dict[ClusterKey, dict[ObjectKey, RawObject]] = defaultdict(dict)
         self._pods: dict[ClusterKey, dict[str, RawObject]] = defaultdict(dict)
-        self._failures: dict[ClusterKey, dict[ObjectKey, ApplyFailure]] = defaultdict(dict)
+        self._rejections: dict[ClusterKey, dict[ObjectKey, Rejection]] = defaultdict(dict)
 
     def put(self, raw: RawObject) -> ClusterKey | None:
         """Take an object as it is now; give the cluster it belongs to."""
@@ -60,7 +61,7 @@ class Store:
         if kind == "PDCluster":
             known = self._clusters.get((namespace, name))
             if known is None or dig(known, "metadata", "uid") == dig(raw, "metadata", "uid"):
-                for kept in (self._clusters, self._failures, self._strangers):
+                for kept in (self._clusters, self._rejections, self._strangers):
                     kept.pop((namespace, name), None)
             return (namespace, name)
         owner = cluster_name_of(raw)
@@ -148,12 +149,15 @@ class Store:
         """Names of children that somebody else's objects have."""
         return tuple(self._strangers[key])
 
-    def note_failure(self, key: ClusterKey, child: ObjectKey, failure: ApplyFailure | None) -> None:
-        """Note that a content was rejected for good, or that one was taken."""
-        if failure is None:
-            self._failures[key].pop(child, None)
-        else:
-            self._failures[key][child] = failure
+    def note_rejection(self, key: ClusterKey, child: ObjectKey, said: Rejection | None) -> None:
+        """Note that something was rejected, or that it was taken."""
+        if said is None:
+            self._rejections[key].pop(child, None)
+            return
+        before = self._rejections[key].get(child)
+        if before is not None and (before.content, before.reason) == (said.content, said.reason):
+            said = replace(said, num=before.num + 1)
+        self._rejections[key][child] = said
 
     def cluster(self, key: ClusterKey) -> RawObject | None:
         """The PDCluster."""
@@ -167,9 +171,9 @@ class Store:
         """Its pods."""
         return tuple(self._pods[key].values())
 
-    def failures(self, key: ClusterKey) -> Mapping[ObjectKey, ApplyFailure]:
-        """Its applies that were rejected for good."""
-        return dict(self._failures[key])
+    def rejections(self, key: ClusterKey) -> Mapping[ObjectKey, Rejection]:
+        """What the API server would not have of it."""
+        return dict(self._rejections[key])
 
     def keys(self) -> tuple[ClusterKey, ...]:
         """Every cluster."""

@@ -10,9 +10,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from pdcluster_operator.manifests.objects import Manifest, ObjectKey
+from pdcluster_operator.manifests.objects import Manifest, ObjectKey, hash_of, key_of
 
-__all__ = ["Action", "Apply", "Delete", "EmitEvent", "Patch", "Plan", "SetStatus"]
+__all__ = [
+    "Action",
+    "Apply",
+    "Delete",
+    "EmitEvent",
+    "Patch",
+    "Plan",
+    "SetStatus",
+    "Target",
+    "is_new_deployment",
+    "target_of",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,3 +110,37 @@ class Plan:
 
     actions: tuple[Action, ...] = ()
     again_in_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What an action does to which child.
+
+    Attributes:
+        key: Kind and name of the child.
+        content: Hash of what is asked for.
+    """
+
+    key: ObjectKey
+    content: str
+
+
+def target_of(action: Action) -> Target | None:
+    """Say what a child is asked for; None for what is about no child's content."""
+    match action:
+        case Apply(manifest=manifest):
+            return Target(key=key_of(manifest), content=hash_of(manifest))
+        case Patch(key=key, content=content):
+            return Target(key=key, content=hash_of(content))
+        case Delete(key=key, uid=uid):
+            return Target(key=key, content=uid)
+    return None
+
+
+def is_new_deployment(action: Action) -> bool:
+    """Whether an action would make pods where there are none yet."""
+    return (
+        isinstance(action, Apply)
+        and not action.uid
+        and key_of(action.manifest).kind == "Deployment"
+    )

@@ -16,11 +16,11 @@ from pdcluster_api.v1alpha1 import PDCluster
 from pdcluster_operator.manifests.objects import Manifest, ObjectKey
 
 __all__ = [
-    "ApplyFailure",
     "Child",
     "Observed",
     "PodView",
     "RawObject",
+    "Rejection",
     "Trouble",
 ]
 
@@ -53,7 +53,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """Why a pod does not get on.
+    """Why a pod does not get on, or can't be made.
 
     Attributes:
         reason: Stable word.
@@ -90,18 +90,22 @@ class PodView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApplyFailure:
-    """What the API server said to an apply that will not succeed by trying again.
+class Rejection:
+    """What the API server said to an action that it would not have.
 
     Attributes:
         reason: A reason of ``ConfigValid=False``.
         message: What is wrong and what to do.
-        content: Hash of what was applied: another content is another try.
+        content: Hash of what was asked for: another content is another matter.
+        noted_at: When it said so last, RFC 3339 in UTC.
+        num: How often in a row it has said so.
     """
 
     reason: str
     message: str
     content: str
+    noted_at: str
+    num: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +126,7 @@ class Observed:
         status: Its status as it stands, raw.
         children: Its objects by key, strangers of a child's name included.
         pods: Its pods.
-        failures: Applies that were rejected for good.
+        rejections: What the API server would not have, by child.
     """
 
     name: str
@@ -138,7 +142,7 @@ class Observed:
     status: RawObject = field(default_factory=dict)
     children: Mapping[ObjectKey, Child] = field(default_factory=dict)
     pods: tuple[PodView, ...] = ()
-    failures: Mapping[ObjectKey, ApplyFailure] = field(default_factory=dict)
+    rejections: Mapping[ObjectKey, Rejection] = field(default_factory=dict)
 
     def own(self, kind: str) -> tuple[Child, ...]:
         """This cluster's own children of a kind that stay, by name."""

@@ -25,11 +25,11 @@ from pdcluster_lease.errors import TimingError
 from pdcluster_operator.manifests.labels import COMPONENT_LABEL
 from pdcluster_operator.manifests.objects import ObjectKey
 from pdcluster_operator.model.observed import (
-    ApplyFailure,
     Child,
     Observed,
     PodView,
     RawObject,
+    Rejection,
 )
 from pdcluster_operator.model.pod_trouble import is_being_made, trouble_of
 
@@ -108,7 +108,7 @@ def observe(
     children: Iterable[RawObject] = (),
     pods: Iterable[RawObject] = (),
     events: Iterable[RawObject] = (),
-    failures: Mapping[ObjectKey, ApplyFailure] | None = None,
+    rejections: Mapping[ObjectKey, Rejection] | None = None,
 ) -> Observed:
     """Make a snapshot.
 
@@ -117,7 +117,7 @@ def observe(
         children: Its objects, and strangers of their names.
         pods: Its pods.
         events: Events about its pods.
-        failures: Applies that were rejected for good.
+        rejections: What the API server would not have, by child.
     """
     metadata = dig(raw, "metadata")
     cluster, unknown, problems, reason = _validated(raw)
@@ -141,7 +141,7 @@ def observe(
         status=status if isinstance(status, Mapping) else {},
         children={child.key: child for child in read},
         pods=tuple(sorted(views, key=lambda view: view.name)),
-        failures=failures or {},
+        rejections=rejections or {},
     )
 
 

@@ -7,13 +7,14 @@ that is not ours is never touched.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from pdcluster_api.proxy_config import Role
 from pdcluster_api.v1alpha1 import PDCluster
 from pdcluster_operator.manifests.engines import engine_deployment
 from pdcluster_operator.manifests.labels import INPUT_ANNOTATION, SEEDED_ANNOTATION
-from pdcluster_operator.manifests.objects import Manifest, Owner, hash_of, key_of
+from pdcluster_operator.manifests.objects import Manifest, Owner, key_of
 from pdcluster_operator.manifests.pools import pool_manifest
 from pdcluster_operator.manifests.records import (
     RECORD_KIND,
@@ -31,7 +32,27 @@ from pdcluster_operator.plan.counts import wanted_engines
 from pdcluster_operator.plan.rollout import RolloutStep
 from pdcluster_operator.program.engine import role_spec
 
-__all__ = ["child_actions", "owner_of", "strangers"]
+__all__ = ["RenderedChildren", "child_actions", "owner_of", "render_children", "strangers"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedChildren:
+    """Every child of a cluster, rendered once for a whole pass.
+
+    Attributes:
+        pools: The pool of each role.
+        shared: What does not depend on how far a rollout has got.
+        engines: The Deployment of each role's present revision, behind its record where that is
+            missing.
+    """
+
+    pools: Mapping[Role, Manifest]
+    shared: tuple[Manifest, ...]
+    engines: Mapping[Role, tuple[Manifest, ...]]
+
+    def wanted(self, roles: tuple[Role, ...]) -> tuple[Manifest, ...]:
+        """All but the pools, with the engines of some roles, in the order of creation."""
+        return (*self.shared, *(each for role in roles for each in self.engines[role]))
 
 
 def owner_of(observed: Observed, settings: RenderSettings) -> Owner:
@@ -44,15 +65,27 @@ def owner_of(observed: Observed, settings: RenderSettings) -> Owner:
     )
 
 
-def child_actions(
-    observed: Observed, cluster: PDCluster, step: RolloutStep, settings: RenderSettings
-) -> tuple[Action, ...]:
-    """Give what the children need, in order.
+def render_children(
+    observed: Observed, cluster: PDCluster, settings: RenderSettings
+) -> RenderedChildren:
+    """Render every child.
 
     Raises:
         TimingError: The lease settings leave no time for a hand-off.
     """
-    wanted = tuple(_wanted(observed, cluster, step, settings))
+    owner = owner_of(observed, settings)
+    return RenderedChildren(
+        pools={role: pool_manifest(cluster, role, owner) for role in Role},
+        shared=shared_objects(cluster, owner, settings),
+        engines={role: tuple(_engines(observed, cluster, role, owner, settings)) for role in Role},
+    )
+
+
+def child_actions(
+    observed: Observed, cluster: PDCluster, step: RolloutStep, rendered: RenderedChildren
+) -> tuple[Action, ...]:
+    """Give what the children need, in order."""
+    wanted = rendered.wanted(step.may_exist)
     keys = {key_of(manifest) for manifest in wanted}
     unwanted = [
         *step.to_delete,
@@ -60,37 +93,29 @@ def child_actions(
         *_outdated_records(observed, wanted),
     ]
     return (
-        *_pools(observed, cluster, owner_of(observed, settings)),
+        *_pools(observed, cluster, rendered),
         *(action for manifest in wanted for action in _towards(observed, manifest)),
         *(Delete(key=child.key, uid=child.uid) for child in unwanted),
     )
 
 
-def strangers(
-    observed: Observed, cluster: PDCluster, settings: RenderSettings
-) -> tuple[Child, ...]:
+def strangers(observed: Observed, rendered: RenderedChildren) -> tuple[Child, ...]:
     """Objects that have a child's name and are not ours."""
-    step = RolloutStep(may_exist=tuple(Role))
-    names = [key_of(each) for each in _wanted(observed, cluster, step, settings)]
-    owner = owner_of(observed, settings)
-    names += [key_of(pool_manifest(cluster, role, owner)) for role in Role]
-    found = (observed.children.get(key) for key in names)
+    manifests = (*rendered.wanted(tuple(Role)), *rendered.pools.values())
+    found = (observed.child(manifest) for manifest in manifests)
     return tuple(child for child in found if child and child.owner_uid != observed.uid)
 
 
-def _wanted(
-    observed: Observed, cluster: PDCluster, step: RolloutStep, settings: RenderSettings
+def _engines(
+    observed: Observed, cluster: PDCluster, role: Role, owner: Owner, settings: RenderSettings
 ) -> Iterator[Manifest]:
-    owner = owner_of(observed, settings)
-    yield from shared_objects(cluster, owner, settings)
-    for role in step.may_exist:
-        replicas = wanted_engines(observed, cluster, role)
-        rendered = engine_deployment(cluster, role, owner, settings)
-        record = rendering_record(rendered, owner)
-        kept = _kept_rendering(observed, record)
-        if kept is None:
-            yield record
-        yield with_replicas(kept if kept is not None else rendered, replicas)
+    replicas = wanted_engines(observed, cluster, role)
+    rendered = engine_deployment(cluster, role, owner, settings)
+    record = rendering_record(rendered, owner)
+    kept = _kept_rendering(observed, record)
+    if kept is None:
+        yield record
+    yield with_replicas(kept if kept is not None else rendered, replicas)
 
 
 def _kept_rendering(observed: Observed, record: Manifest) -> Manifest | None:
@@ -102,16 +127,13 @@ def _kept_rendering(observed: Observed, record: Manifest) -> Manifest | None:
 
 
 def _towards(observed: Observed, manifest: Manifest) -> Iterator[Action]:
-    key, child = key_of(manifest), observed.child(manifest)
-    failure = observed.failures.get(key)
-    if failure is not None and failure.content == hash_of(manifest):
-        return  # Rejected for good: the same again would be rejected again.
+    child = observed.child(manifest)
     if child is None:
         yield Apply(manifest=manifest)
     elif (
         child.owner_uid == observed.uid
         and not child.is_deleting
-        and (has_drifted(manifest, child.live))
+        and has_drifted(manifest, child.live)
     ):
         yield Apply(manifest=manifest, uid=child.uid)
 
@@ -125,10 +147,9 @@ def _outdated_records(observed: Observed, wanted: tuple[Manifest, ...]) -> Itera
             yield child
 
 
-def _pools(observed: Observed, cluster: PDCluster, owner: Owner) -> Iterator[Action]:
+def _pools(observed: Observed, cluster: PDCluster, rendered: RenderedChildren) -> Iterator[Action]:
     """Make pools; pass on a number that the PDCluster has changed since it was seeded."""
-    for role in Role:
-        manifest = pool_manifest(cluster, role, owner)
+    for role, manifest in rendered.pools.items():
         pool = observed.child(manifest)
         if pool is None:
             yield Apply(manifest=manifest)

@@ -14,9 +14,10 @@ from pdcluster_api.proxy_config import Role
 from pdcluster_api.timing import DerivedTiming
 from pdcluster_api.v1alpha1 import PDCluster
 from pdcluster_api.v1alpha1.status import ConditionStatus
-from pdcluster_operator.manifests.labels import ENGINE, PROXY
-from pdcluster_operator.model.observed import Observed, PodView, Trouble
+from pdcluster_operator.manifests.labels import ENGINE
+from pdcluster_operator.model.observed import Observed, Rejection
 from pdcluster_operator.plan.counts import RoleCounts, num_ready_proxies
+from pdcluster_operator.plan.troubles import trouble_of_any, trouble_of_proxies, trouble_of_role
 
 __all__ = ["Finding", "Situation", "conditions_of", "invalid_conditions"]
 
@@ -57,6 +58,7 @@ class Situation:
         is_rolling: Engines of another revision are left.
         is_changing: A Deployment has yet to be applied, or its pods to follow.
         is_paused: Nothing is changed, by the user's wish.
+        rejections: What the API server would not have, and is still wanted.
     """
 
     observed: Observed
@@ -67,6 +69,7 @@ class Situation:
     is_rolling: bool
     is_changing: bool
     is_paused: bool
+    rejections: tuple[Rejection, ...] = ()
 
     @property
     def is_asleep(self) -> bool:
@@ -91,15 +94,7 @@ def invalid_conditions(reason: str, message: str) -> tuple[Finding, ...]:
 
 def conditions_of(situation: Situation) -> tuple[Finding, ...]:
     """All conditions of a valid resource."""
-    failure = next(iter(situation.observed.failures.values()), None)
-    if failure is not None:
-        config = _finding(ConditionType.CONFIG_VALID, _FALSE, failure.reason, failure.message)
-    else:
-        unknown = ", ".join(situation.observed.unknown)
-        message = "The resource can be acted on."
-        if unknown:
-            message += f" This version of the operator does not know {unknown} and ignores it."
-        config = _finding(ConditionType.CONFIG_VALID, _TRUE, Reason.VALID, message)
+    config = _config(situation)
     roles = {role: _role(situation, role) for role in Role}
     proxy = _proxy(situation)
     gates = (config, *roles.values(), proxy)
@@ -121,19 +116,18 @@ def _finding(kind: ConditionType, status: ConditionStatus, reason: str, message:
     return Finding(type=kind, status=status, reason=reason, message=message)
 
 
-def _trouble(situation: Situation, component: str, role: Role | None) -> Trouble | None:
-    """The first trouble of pods that should serve, of the present revision first."""
-    pods: list[PodView] = [
-        pod
-        for pod in situation.observed.pods
-        if pod.component == component and pod.role is role and pod.trouble is not None
-    ]
-    pods.sort(key=lambda pod: (pod.revision != situation.revision, pod.name))
-    if not pods:
-        return None
-    first = pods[0].trouble
-    assert first is not None
-    return Trouble(reason=first.reason, message=f"{pods[0].name}: {first.message}")
+def _config(situation: Situation) -> Finding:
+    kind, rejections = ConditionType.CONFIG_VALID, situation.rejections
+    if rejections:
+        message = rejections[0].message
+        if rejections[1:]:
+            message += f" There are {len(rejections) - 1} more."
+        return _finding(kind, _FALSE, rejections[0].reason, message)
+    unknown = ", ".join(situation.observed.unknown)
+    message = "The resource can be acted on."
+    if unknown:
+        message += f" This version of the operator does not know {unknown} and ignores it."
+    return _finding(kind, _TRUE, Reason.VALID, message)
 
 
 def _role(situation: Situation, role: Role) -> Finding:
@@ -143,7 +137,7 @@ def _role(situation: Situation, role: Role) -> Finding:
     said = f"{counts.ready} of {counts.wanted} {role.value} engines are ready"
     if counts.updated >= counts.wanted:
         return _finding(kind, _TRUE, Reason.ENGINES_READY, f"{said}.")
-    trouble = _trouble(situation, ENGINE, role)
+    trouble = trouble_of_role(situation.observed, role, situation.revision)
     if trouble is not None:
         return _finding(kind, _FALSE, trouble.reason, f"{said}. {trouble.message}")
     return _finding(kind, _FALSE, Reason.ENGINES_STARTING, f"{said}; others start.")
@@ -155,7 +149,7 @@ def _proxy(situation: Situation) -> Finding:
     said = f"{num} of {wanted} proxies are ready"
     if num >= wanted:
         return _finding(kind, _TRUE, Reason.PROXIES_READY, f"{said}.")
-    trouble = _trouble(situation, PROXY, None)
+    trouble = trouble_of_proxies(situation.observed)
     if trouble is not None:
         return _finding(kind, _FALSE, trouble.reason, f"{said}. {trouble.message}")
     if not all(counts.ready for counts in situation.counts.values()):
@@ -206,8 +200,14 @@ def _ready(situation: Situation, gates: tuple[Finding, ...], progressing: Findin
             return _finding(kind, _FALSE, gate.reason, gate.message)
     if situation.is_asleep:
         return _finding(kind, _FALSE, Reason.ASLEEP, "No engine is wanted.")
-    if situation.is_rolling or (situation.is_changing and not situation.is_paused):
+    if situation.is_rolling:
         return _finding(kind, _FALSE, progressing.reason, progressing.message)
+    if situation.is_changing and not situation.is_paused:
+        # Those of before serve all the while, so that no gate tells what keeps the new from coming.
+        stuck = trouble_of_any(situation.observed, situation.revision)
+        reason = stuck.reason if stuck is not None else progressing.reason
+        message = progressing.message + (f" {stuck.message}" if stuck is not None else "")
+        return _finding(kind, _FALSE, reason, message)
     return _finding(kind, _TRUE, Reason.SERVING, "Every engine and proxy that is wanted serves.")
 
 

@@ -1,7 +1,7 @@
 """The plan for one cluster.
 
 Pure. ``plan`` is total: a resource that is invalid, paused, on its way out or half made has a plan
-too. What runs is never disturbed by a resource that can't be acted on.
+too. What runs is never disturbed by a resource that can't be acted on. Everything is rendered once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from pdcluster_operator.manifests.settings import RenderSettings
 from pdcluster_operator.model.actions import Action, Apply, EmitEvent, Plan, SetStatus
 from pdcluster_operator.model.drift import has_drifted
 from pdcluster_operator.model.observed import Observed
-from pdcluster_operator.plan.children import child_actions, owner_of, strangers
+from pdcluster_operator.plan.children import (
+    RenderedChildren,
+    child_actions,
+    owner_of,
+    render_children,
+    strangers,
+)
 from pdcluster_operator.plan.conditions import (
     Finding,
     Situation,
@@ -31,6 +37,7 @@ from pdcluster_operator.plan.conditions import (
     invalid_conditions,
 )
 from pdcluster_operator.plan.counts import has_followed, role_counts
+from pdcluster_operator.plan.retries import sift
 from pdcluster_operator.plan.rollout import next_step
 from pdcluster_operator.plan.status import (
     cluster_status,
@@ -53,7 +60,7 @@ def plan(observed: Observed, settings: RenderSettings, *, now: str) -> Plan:
     Args:
         observed: The snapshot.
         settings: The installation's choices.
-        now: The time, RFC 3339 in UTC: for conditions alone, no decision depends on it.
+        now: The time, RFC 3339 in UTC: for conditions, and for when to try again what was rejected.
     """
     if observed.is_deleting:
         return Plan()  # Kubernetes collects the children; nothing outside of them is ours.
@@ -68,22 +75,29 @@ def plan(observed: Observed, settings: RenderSettings, *, now: str) -> Plan:
             "each watch its own namespaces."
         )
         return _stuck(observed, ConfigInvalidReason.MANAGED_BY_ANOTHER, message, now)
-    taken = strangers(observed, cluster, settings)
+    rendered = render_children(observed, cluster, settings)
+    taken = strangers(observed, rendered)
     if taken:
         names = ", ".join(f"{child.key.kind} {child.key.name}" for child in taken)
         message = f"{names} exists and is not this cluster's. Delete it or rename the PDCluster."
         stuck = _stuck(observed, ConfigInvalidReason.NAME_TAKEN, message, now)
         return replace(stuck, again_in_s=STRANGER_S)
-    return _act(observed, cluster, settings, now)
+    return _act(observed, cluster, rendered, settings, now)
 
 
-def _act(observed: Observed, cluster: PDCluster, settings: RenderSettings, now: str) -> Plan:
+def _act(
+    observed: Observed,
+    cluster: PDCluster,
+    rendered: RenderedChildren,
+    settings: RenderSettings,
+    now: str,
+) -> Plan:
     revision = revision_of(cluster.spec)
     step = next_step(observed, cluster, revision)
     is_paused = observed.annotations.get(PAUSED_ANNOTATION) == "true" or cluster.spec.rollout.paused
     counts = {role: role_counts(observed, cluster, role, revision) for role in Role}
     owner = owner_of(observed, settings)
-    children = child_actions(observed, cluster, step, settings)
+    sifted = sift(observed, child_actions(observed, cluster, step, rendered), now=now)
     situation = Situation(
         observed=observed,
         cluster=cluster,
@@ -91,18 +105,22 @@ def _act(observed: Observed, cluster: PDCluster, settings: RenderSettings, now: 
         revision=revision,
         counts=counts,
         is_rolling=not step.is_over,
-        is_changing=_is_changing(observed, children),
+        is_changing=_is_changing(observed, sifted.untried),
         is_paused=is_paused,
+        rejections=sifted.standing,
     )
     findings = conditions_of(situation)
     status = cluster_status(situation, findings, url=service_url(owner, cluster), now=now)
+    looks = [PENDING_S] if any(pod.is_being_made for pod in observed.pods) else []
+    if sifted.again_in_s is not None and not is_paused:
+        looks.append(sifted.again_in_s)
     return Plan(
         actions=(
-            *(() if is_paused else children),
+            *(() if is_paused else sifted.due),
             *pool_statuses(observed, counts),
             *_written(observed, status, findings),
         ),
-        again_in_s=PENDING_S if any(pod.is_being_made for pod in observed.pods) else None,
+        again_in_s=min(looks, default=None),
     )
 
 
@@ -146,7 +164,7 @@ def _same_conditions(status: Mapping[str, object], before: Mapping[str, object])
 _TOLD = frozenset({"Ready", "ConfigValid", "PrefillReady", "DecodeReady", "ProxyReady"})
 
 
-_TROUBLES = frozenset(TroubleReason)
+_LASTING = frozenset({*ConfigInvalidReason, *TroubleReason})
 """What does not pass by waiting."""
 
 
@@ -164,8 +182,7 @@ def _has_turned(observed: Observed, finding: Finding) -> bool:
 
 def _event(finding: Finding) -> EmitEvent:
     return EmitEvent(
-        is_warning=finding.status.value == "False"
-        and (finding.type.value == "ConfigValid" or finding.reason in _TROUBLES),
+        is_warning=finding.status.value == "False" and finding.reason in _LASTING,
         reason=str(finding.reason),
         message=f"{finding.type.value}: {finding.message}",
     )

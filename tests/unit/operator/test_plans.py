@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.kubernetes_world import SETTINGS, World, resource
+from tests.support.kubernetes_world import NOW, SETTINGS, World, resource
 
+from pdcluster_operator.manifests.objects import key_of
 from pdcluster_operator.manifests.settings import RenderSettings
-from pdcluster_operator.model.actions import Apply, Delete, EmitEvent, SetStatus
+from pdcluster_operator.model.actions import Apply, Delete, EmitEvent, SetStatus, target_of
+from pdcluster_operator.model.observed import Rejection
+from pdcluster_operator.plan.reconcile import plan
 
 LEASE = {"kvTransfer": {"kvLeaseDurationSeconds": 60}}
 
@@ -257,19 +261,20 @@ def test_what_others_add_is_theirs() -> None:
     assert [a for a in world.plan().actions if isinstance(a, Apply | Delete)] == []
 
 
-def test_a_stranger_of_a_childs_name_is_left_alone_and_told_of() -> None:
+@pytest.mark.parametrize("key", [("Service", "qwen"), ("PDPool", "qwen-decode")])
+def test_a_stranger_of_a_childs_name_is_left_alone_and_told_of(key: tuple[str, str]) -> None:
     world = World()
     stranger = {
-        "kind": "Service",
-        "metadata": {"name": "qwen", "uid": "theirs", "generation": 1},
+        "kind": key[0],
+        "metadata": {"name": key[1], "uid": "theirs", "generation": 1},
         "spec": {"clusterIP": "10.0.0.1"},
     }
-    world.objects["Service", "qwen"] = copy.deepcopy(stranger)
+    world.objects[key] = copy.deepcopy(stranger)
     world.settle()
-    assert world.objects == {("Service", "qwen"): stranger}
+    assert world.objects == {key: stranger}
     assert world.condition("ConfigValid") == ("False", "NameTaken")
     assert world.condition("Stalled")[0] == "True"
-    del world.objects["Service", "qwen"]
+    del world.objects[key]
     world.settle()
     assert world.condition("Ready") == ("True", "Serving")
 
@@ -405,6 +410,114 @@ def test_what_does_not_pass_by_waiting_is_told_as_a_warning() -> None:
     assert told["ImageUnavailable", "DecodeReady"]
     # That the proxies wait is a consequence, and passes with it.
     assert not any(warns for (reason, _), warns in told.items() if reason != "ImageUnavailable")
+
+
+QUOTA = 'pods "x" is forbidden: exceeded quota: none, requested: pods=1'
+
+
+def message(world: World, kind: str) -> str:
+    (found,) = (
+        each["message"] for each in world.cluster["status"]["conditions"] if each["type"] == kind
+    )
+    assert isinstance(found, str)
+    return found
+
+
+def test_pods_that_may_not_be_made_are_told_and_come_once_they_may() -> None:
+    world = World()
+    world.pods_forbidden = QUOTA
+    world.settle()
+    for kind in ("PrefillReady", "DecodeReady", "ProxyReady", "Ready"):
+        assert world.condition(kind) == ("False", "PodsRejected")
+    assert message(world, "DecodeReady") == (
+        "0 of 2 decode engines are ready. Pods can't be made: exceeded quota: none, requested: "
+        "pods=1. Raise that quota, or ask for less."
+    )
+    assert world.condition("ConfigValid")[0] == "True", "the resource is not to blame"
+    warnings = [(e.reason, e.message.split(":")[0]) for e in world.events if e.is_warning]
+    assert ("PodsRejected", "Ready") in warnings
+    assert len(warnings) == 4
+    before = world.num_writes
+    world.settle()
+    assert world.num_writes == before, "what stays as it is needs no write"
+    world.pods_forbidden = ""
+    world.settle()
+    assert world.condition("Ready") == ("True", "Serving")
+    assert content(world) == content(settled())
+
+
+def test_a_pod_that_is_there_is_told_before_those_that_may_not_be_made() -> None:
+    world = World()
+    for _ in range(2):
+        for action in world.plan().actions:
+            world.do(action)
+        world.move()
+    waiting = {"reason": "ImagePullBackOff", "message": "Back-off pulling"}
+    first, second = engine_pods(world, "decode")
+    first["stuck"] = True
+    first["status"] = {"containerStatuses": [{"name": "e", "state": {"waiting": waiting}}]}
+    del world.pods[second["metadata"]["name"]]
+    world.pods_forbidden = QUOTA
+    world.settle()
+    assert world.condition("DecodeReady") == ("False", "ImageUnavailable")
+    told = message(world, "DecodeReady")
+    assert told.index("Back-off pulling") < told.index("exceeded quota")
+
+
+def test_pods_of_an_earlier_revision_are_told_after_those_that_may_not_be_made() -> None:
+    world = settled()
+    waiting = {"reason": "ImagePullBackOff", "message": "Back-off pulling"}
+    for pod in engine_pods(world, "decode"):
+        pod["stuck"] = True
+        pod["status"] = {"containerStatuses": [{"name": "e", "state": {"waiting": waiting}}]}
+    world.pods_forbidden = QUOTA
+    world.edit(**LEASE)
+    world.settle()
+    assert world.condition("DecodeReady") == ("False", "PodsRejected")
+    assert "Back-off" not in message(world, "DecodeReady")
+    # Nothing keeps the new prefill engines but that they wait for decode engines.
+    assert world.condition("PrefillReady")[1] != "PodsRejected"
+
+
+def test_what_stops_an_update_of_pods_that_serve_is_told() -> None:
+    world = settled()
+    world.pods_forbidden = QUOTA
+    world.edit(**EDITS["resources"])
+    world.settle()
+    assert world.condition("PrefillReady") == ("True", "EnginesReady")
+    assert world.condition("Ready") == ("False", "PodsRejected")
+    assert message(world, "Ready").startswith("Pods are being brought up to date. Pods can't be")
+    assert [e.message for e in world.events if e.is_warning and e.message.startswith("Ready: ")]
+    world.pods_forbidden = ""
+    world.settle()
+    assert content(world) == content(settled(**EDITS["resources"]))
+    assert world.condition("Ready") == ("True", "Serving")
+
+
+def test_a_rejection_is_told_the_same_whether_its_next_try_is_due_or_not() -> None:
+    world = settled()
+    world.edit(proxy={"replicas": 3})
+    actions = [each for each in world.plan().actions if isinstance(each, Apply)]
+    assert [key_of(each.manifest).name for each in actions] == ["qwen-proxy"]
+    targets = [found for each in actions if (found := target_of(each)) is not None]
+    seen = replace(
+        world.observed(),
+        rejections={
+            each.key: Rejection(
+                reason="ApplyRejected", message="no", content=each.content, noted_at=NOW
+            )
+            for each in targets
+        },
+    )
+    early = plan(seen, SETTINGS, now=NOW)
+    late = plan(seen, SETTINGS, now="2026-11-29T12:05:00Z")
+    assert (early.again_in_s, late.again_in_s) == (300, None)
+    assert list(late.actions[:1]) == actions
+    (status,) = (each for each in early.actions if isinstance(each, SetStatus))
+    world.do(status)
+    seen = replace(seen, status=world.cluster["status"])
+    assert plan(seen, SETTINGS, now=NOW).actions == ()
+    assert list(plan(seen, SETTINGS, now="2026-11-29T12:05:00Z").actions) == actions
 
 
 def test_events_tell_of_turns_once() -> None:

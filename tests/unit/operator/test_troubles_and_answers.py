@@ -11,7 +11,10 @@ from pdcluster_operator.errors import (
     ApplyRejectedError,
     ClusterApiError,
     ConflictError,
+    ForbiddenError,
     MissingError,
+    RejectedError,
+    TerminatingError,
 )
 from pdcluster_operator.kube.answers import error_of
 from pdcluster_operator.kube.resources import RESOURCES
@@ -138,7 +141,11 @@ def status(message: str) -> str:
         (400, status("bad"), ApplyRejectedError),
         (500, status("failed to create typed patch object: .spec.x"), ApplyRejectedError),
         (500, status("etcd is away"), ClusterApiError),
-        (403, status("exceeded quota"), ClusterApiError),
+        (500, status("failed calling webhook: connection denied"), ForbiddenError),
+        (403, status("exceeded quota"), ForbiddenError),
+        (403, "", ForbiddenError),
+        (403, status("unable to create: because it is being terminated"), TerminatingError),
+        (409, status("because it is being terminated"), ConflictError),
         (429, status("slow down"), ClusterApiError),
         (503, "<html>", ClusterApiError),
     ],
@@ -149,6 +156,13 @@ def test_a_refusal_says_whether_trying_again_can_help(
     error = error_of("PATCH /x", code, body, None)
     assert type(error) is expected
     assert str(error).startswith("PATCH /x: ")
+
+
+@pytest.mark.parametrize("code", [400, 403, 422])
+def test_a_rejection_keeps_the_server_s_own_words(code: int) -> None:
+    error = error_of("PATCH /x", code, status("no such thing"), None)
+    assert isinstance(error, RejectedError)
+    assert error.said == "no such thing"
 
 
 def test_a_template_that_cannot_be_typed_is_told_apart() -> None:

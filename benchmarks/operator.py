@@ -60,7 +60,7 @@ def main() -> None:
     with control_plane() as layout, operator(layout) as process:
         for path in sorted((ROOT / "crds").glob("*.yaml")):
             kubectl(layout, "apply", "--server-side", "-f", str(path))
-        kubectl(layout, "wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        wait_for_kinds(layout)
         idles = []
         for number in (1, NUM_RESOURCES):
             apply(layout, number)
@@ -116,6 +116,20 @@ def kubectl(layout: Layout, *words: str, stdin: object = None) -> str:
     return subprocess.run(
         argv, input=content, text=True, stdout=subprocess.PIPE, check=True, env=environ, timeout=120
     ).stdout
+
+
+def wait_for_kinds(layout: Layout, *, within_s: float = 30.0) -> None:
+    """Wait until the server knows our kinds.
+
+    ``kubectl wait`` is no help: it gives up on a definition so new that it has no conditions yet.
+    """
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        if "pdclusters" in kubectl(layout, "api-resources", "--api-group=pdcluster.io", "-o=name"):
+            return
+        time.sleep(0.2)
+    message = "the server does not know PDClusters"
+    raise TimeoutError(message)
 
 
 def apply(layout: Layout, number: int) -> None:

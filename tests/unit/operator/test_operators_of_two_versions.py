@@ -6,9 +6,11 @@ A field that was added, with a default, is in every resource: the server fills i
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from tests.support.kubernetes_world import SETTINGS, resource
 
+from pdcluster_api.problems import Path
 from pdcluster_api.proxy_config import ProxyConfig, Role
 from pdcluster_api.v1alpha1 import PDCluster
 from pdcluster_operator.manifests.engines import engine_deployment, rendering_inputs
@@ -19,7 +21,7 @@ from pdcluster_operator.manifests.rendering import shared_objects
 OWNER = Owner(name="qwen", namespace="serving", uid="u", operator=SETTINGS.operator)
 IMAGE = "engine:1"
 # Fields as if they had been added after the first version.
-ADDED = {
+ADDED: Mapping[Path, object] = {
     ("engine", "port"): 8000,
     ("prefill", "startupTimeoutSeconds"): 1800,
     ("drain", "settleSeconds"): 5,

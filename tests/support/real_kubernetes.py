@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from tools.kubernetes.build import BuildError, build_all, default_cache
+from tools.kubernetes.build import default_cache, find_built
 from tools.kubernetes.cluster.host import Cluster
 from tools.kubernetes.cluster.shell import ClusterError
 
@@ -27,16 +27,15 @@ def give_up(reason: str) -> NoReturn:
 
 
 def find_programs() -> Path:
-    """Folder with Kubernetes' programs: built, or one that PDCLUSTER_KUBERNETES_BIN names."""
+    """Folder with Kubernetes' programs: built before, or one that PDCLUSTER_KUBERNETES_BIN names.
+
+    Never built from here: that takes a quarter of an hour, with nothing shown.
+    """
     given = os.environ.get("PDCLUSTER_KUBERNETES_BIN")
-    if given:
-        return Path(given)
-    if shutil.which("go") is None:
-        give_up("Go is missing: it builds Kubernetes")
-    try:
-        return build_all(default_cache())
-    except BuildError as error:
-        pytest.fail(str(error))
+    found = Path(given) if given else find_built(default_cache())
+    if found is None:
+        give_up("no Kubernetes to test on: make kubernetes builds one, once")
+    return found
 
 
 @contextmanager

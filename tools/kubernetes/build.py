@@ -32,7 +32,7 @@ from tools.kubernetes.programs import (
     required_version,
 )
 
-__all__ = ["BuildError", "build_all", "chosen_minor", "default_cache", "main"]
+__all__ = ["BuildError", "build_all", "chosen_minor", "default_cache", "find_built", "main"]
 
 HERE = Path(__file__).resolve().parent
 MODULES = HERE / "modules"
@@ -138,6 +138,31 @@ def link_all(targets: list[tuple[Family, Path]], bin_folder: Path) -> None:
     work.rename(bin_folder)
 
 
+def _families(minor: str) -> tuple[Family, ...]:
+    return (KUBERNETES[minor], *FAMILIES)
+
+
+def _targets(root: Path, minor: str) -> list[tuple[Family, Path]]:
+    """The folder of each family's programs."""
+    return [(each, root / f"{each.folder}-{family_key(each, minor)}") for each in _families(minor)]
+
+
+def _bin_folder(root: Path, minor: str) -> Path:
+    """The folder that has links to all programs."""
+    keys = sorted(family_key(each, minor) for each in _families(minor))
+    return root / f"bin-{hashlib.sha256(' '.join(keys).encode()).hexdigest()[:12]}"
+
+
+def find_built(cache: Path) -> Path | None:
+    """Give the folder with all programs; None where they are not built.
+
+    Raises:
+        BuildError: A version that there is no module file for is wanted.
+    """
+    bin_folder = _bin_folder(cache / "kubernetes", chosen_minor())
+    return bin_folder if bin_folder.is_dir() else None
+
+
 def build_all(cache: Path) -> Path:
     """Build what is missing; return the folder with all programs.
 
@@ -146,7 +171,6 @@ def build_all(cache: Path) -> Path:
             program could not be built.
     """
     minor = chosen_minor()
-    families = (KUBERNETES[minor], *FAMILIES)
     root = cache / "kubernetes"
     root.mkdir(parents=True, exist_ok=True)
     started_at = time.monotonic()
@@ -156,8 +180,7 @@ def build_all(cache: Path) -> Path:
 
     with (root / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        keys = {family.folder: family_key(family, minor) for family in families}
-        targets = [(each, root / f"{each.folder}-{keys[each.folder]}") for each in families]
+        targets = _targets(root, minor)
         missing = [(family, target) for family, target in targets if not target.is_dir()]
         if missing:
             check_go()
@@ -165,8 +188,7 @@ def build_all(cache: Path) -> Path:
             names = ", ".join(program.name for program in family.programs)
             say(f"{number} of {len(missing)}: building {names}")
             build_family(family, target, minor, root / f"{target.name}.log")
-        whole = hashlib.sha256(" ".join(sorted(keys.values())).encode()).hexdigest()[:12]
-        bin_folder = root / f"bin-{whole}"
+        bin_folder = _bin_folder(root, minor)
         if not bin_folder.is_dir():
             link_all(targets, bin_folder)
         if missing:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tools.kubernetes.build import MODULES, BuildError, chosen_minor, family_key, output_of
+from tools.kubernetes.build import (
+    MODULES,
+    BuildError,
+    chosen_minor,
+    family_key,
+    find_built,
+    output_of,
+)
 from tools.kubernetes.cluster.layout import COMPONENTS, CONTROL_PLANE, NODE_PROGRAMS
 from tools.kubernetes.programs import (
     FAMILIES,
@@ -90,6 +97,10 @@ def test_each_program_gets_its_own_name(family: Family, tmp_path: Path) -> None:
         assert [program.name for program in family.programs] == named_by_go
     else:
         assert [str(tmp_path / program.name) for program in family.programs] == [out]
+
+
+def test_nothing_is_found_where_nothing_was_built(tmp_path: Path) -> None:
+    assert find_built(tmp_path) is None
 
 
 def test_a_build_is_named_by_its_content() -> None:

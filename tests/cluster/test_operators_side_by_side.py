@@ -71,6 +71,15 @@ def test_a_stopped_leader_hands_over_and_a_follower_stops_at_once(
     assert rig.stop() == 0
 
 
+def test_a_leader_that_stops_lets_go_of_the_lease(rig: OperatorRig, second: OperatorRig) -> None:
+    """Else every upgrade would wait until the Lease of the old leader is over."""
+    eventually("a follower", lambda: "operator.started" in second.log)
+    assert second.stop() == 0
+    assert holder(rig) == "first"
+    assert rig.stop() == 0
+    assert "holderIdentity" not in rig.get("lease", "pdcluster")["spec"]
+
+
 def test_an_autoscaler_that_is_not_ours_scales_a_pool(rig: OperatorRig) -> None:
     rig.apply()
     rig.wait_ready()

@@ -66,6 +66,19 @@ class _Lock(LeaseLock):
             return False
         return True
 
+    async def release(self) -> None:
+        """Let go of the Lease, so that nobody has to wait until it is over. Best effort."""
+        try:
+            async with asyncio.timeout(CALL_S):
+                lease = await self.api_instance.read_namespaced_lease(self.name, self.namespace)
+                if lease.spec is None or lease.spec.holder_identity != self.identity:
+                    return
+                lease.spec.holder_identity = None
+                # With the version that was read: whoever was faster keeps it.
+                await self.api_instance.replace_namespaced_lease(self.name, self.namespace, lease)
+        except (TimeoutError, ApiException, aiohttp.ClientError, OSError) as error:
+            _LOG.info("leader.unreleased", extra={"reason": str(error) or type(error).__name__})
+
 
 async def lead(
     api: ApiClient,
@@ -102,8 +115,9 @@ async def lead(
     async def stopped() -> None:
         _LOG.warning("leader.lost", extra={"instance": instance})
 
+    lock = _Lock(name, namespace, instance, api)
     config = Config(
-        _Lock(name, namespace, instance, api),
+        lock,
         lease_duration=DURATION_S,
         renew_deadline=RENEW_DEADLINE_S,
         retry_period=RETRY_S,
@@ -121,3 +135,6 @@ async def lead(
     finally:
         election.cancel()
         await asyncio.gather(election, return_exceptions=True)
+        # Not before nothing of it acts any more.
+        if acted.done():
+            await lock.release()

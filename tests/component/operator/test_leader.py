@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from kubernetes.aio.client import ApiClient
+from kubernetes.aio.client import ApiClient, V1Lease, V1LeaseSpec
 
 from pdcluster_operator.kube import leader
 
@@ -41,3 +41,38 @@ def test_a_silent_server_ends_a_leader_in_time() -> None:
     while worst <= leader.RENEW_DEADLINE_S:
         worst += leader.RETRY_S + leader.CALL_S
     assert worst <= leader.DURATION_S
+
+
+class Held:
+    """An API with one Lease."""
+
+    def __init__(self, holder: str) -> None:
+        self.lease = V1Lease(spec=V1LeaseSpec(holderIdentity=holder))
+        self.writes: list[V1Lease] = []
+
+    async def read_namespaced_lease(self, *_: Any) -> V1Lease:
+        return self.lease
+
+    async def replace_namespaced_lease(self, _name: str, _namespace: str, body: V1Lease) -> None:
+        self.writes.append(body)
+
+
+@pytest.mark.parametrize(("holder", "num_writes"), [("first", 1), ("second", 0)])
+async def test_only_ones_own_lease_is_released(holder: str, num_writes: int) -> None:
+    async with ApiClient() as api:
+        lock = leader._Lock("pdcluster", "sys", "first", api)
+        lock.api_instance = held = Held(holder)
+        await lock.release()
+    assert len(held.writes) == num_writes
+    assert all(lease.spec.holder_identity is None for lease in held.writes)
+
+
+async def test_a_server_that_hangs_does_not_keep_a_stopped_leader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leader, "CALL_S", 0.15)
+    async with ApiClient() as api:
+        lock = leader._Lock("pdcluster", "sys", "first", api)
+        lock.api_instance = Hanging()
+        async with asyncio.timeout(5):
+            await lock.release()

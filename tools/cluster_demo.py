@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from tools.kubernetes.build import BuildError, build_all, default_cache
+from tools.kubernetes.build import BuildError, build_all, default_cache, find_built
 from tools.kubernetes.cluster.host import Cluster
 from tools.kubernetes.cluster.layout import Layout
 from tools.kubernetes.cluster.shell import ClusterError
@@ -34,6 +34,9 @@ VALUES = (
     "image.repository=docker.io/local/pdcluster",
     "image.tag=dev",
     "image.pullPolicy=Never",
+    # Not needed here: the notes name it, for whoever keeps the cluster.
+    "simulatorImage.repository=docker.io/local/pdcluster-sim",
+    "simulatorImage.tag=dev",
 )
 
 
@@ -123,7 +126,8 @@ def main() -> int:
     try:
         if check_system_packages():
             return 1
-        say("Kubernetes: built once, about 20 minutes of CPU time")
+        if find_built(default_cache()) is None:
+            say("Kubernetes: built once, about 20 minutes of CPU time")
         programs = build_all(default_cache())
         say("Images")
         if subprocess.run([sys.executable, "-m", "tools.image"], cwd=ROOT, check=False).returncode:

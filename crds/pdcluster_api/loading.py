@@ -57,10 +57,16 @@ def load_cluster(text: str, *, source: str) -> LoadedCluster:
     if document.problems:
         raise ResourceError(source, document.problems)
     cluster = _validated(document, source)
-    missing = not_yet(cluster)
+    missing = not_yet(cluster, has_defaults=_is_stored(document))
     if missing:
         raise ResourceError(source, _in_order(missing, document))
     return LoadedCluster(cluster=cluster, skipped=skipped)
+
+
+def _is_stored(document: Document) -> bool:
+    """Whether it was read from an API server, which gives a uid and writes defaults."""
+    metadata = document.data.get("metadata") if isinstance(document.data, Mapping) else None
+    return isinstance(metadata, Mapping) and "uid" in metadata
 
 
 def _only_cluster(documents: tuple[Document, ...], source: str) -> tuple[Document, tuple[str, ...]]:

@@ -157,6 +157,7 @@ def _pod(
         "serviceAccountName": engines_name(cluster),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
+        **pods.SIGNALS,
         "terminationGracePeriodSeconds": program.grace_s,
         "securityContext": pods.pod_security(settings.run_as_user),
         "containers": [_container(spec, asked, program)],

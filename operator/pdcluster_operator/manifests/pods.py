@@ -21,6 +21,7 @@ from pdcluster_operator.program.programs import (
 
 __all__ = [
     "CONTAINER_SECURITY",
+    "SIGNALS",
     "environment",
     "pod_security",
     "ports",
@@ -36,6 +37,12 @@ CONTAINER_SECURITY: Final[Mapping[str, object]] = {
     "capabilities": {"drop": ["ALL"]},
 }
 """What Pod Security ``restricted`` asks of a container."""
+
+
+SIGNALS: Final[Mapping[str, object]] = {"shareProcessNamespace": True}
+"""Process 1 of a namespace does not get a TERM that it has no handler for, and programs, vLLM too,
+have theirs only some seconds after their start: a pod deleted in between would stay, with its GPUs,
+for its whole grace. So process 1 is Kubernetes' own, and TERM ends whoever has no handler yet."""
 
 
 def pod_security(run_as_user: int | None) -> dict[str, object]:

@@ -205,6 +205,7 @@ def _pod(
         "serviceAccountName": name,
         "automountServiceAccountToken": True,
         "enableServiceLinks": False,
+        **pods.SIGNALS,
         "terminationGracePeriodSeconds": program.grace_s,
         "securityContext": pods.pod_security(settings.run_as_user),
         "containers": [container],

@@ -218,6 +218,13 @@ def test_writing_a_default_of_an_unsupported_field_is_accepted() -> None:
     )
 
 
+def test_what_an_api_server_has_filled_in_is_not_held_against_its_owner() -> None:
+    stored = resource(proxy={"policy": {"prefill": "PrefixAffinity"}}, prefill={"nodes": 2})
+    stored["metadata"] |= {"uid": "3e3b1a0c", "resourceVersion": "7"}
+    [problem] = rejection(text_of(stored)).problems
+    assert problem.path == ("spec", "prefill", "nodes"), "what nobody fills in was written"
+
+
 def test_a_long_value_is_cut_in_the_message() -> None:
     problem = Problem(path=("spec", "x"), value="y" * 500, message="is long")
     assert len(str(problem)) < 120

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -84,6 +85,8 @@ def _act(cluster: Cluster, args: argparse.Namespace) -> int:
             print(json.dumps(_status(cluster), indent=1))
         case "stop":
             cluster.stop()
+            shutil.rmtree(cluster.folder)
+            print(f"Nothing is left of the cluster in {cluster.folder}.")
         case "status":
             print(json.dumps(_status(cluster), indent=1))
         case "shell":
@@ -105,7 +108,11 @@ def main() -> int:
     try:
         if args.verb == "supervise":
             Supervisor(cluster.layout).run()
-        cluster.folder.mkdir(parents=True, exist_ok=True)
+        if args.verb == "start":
+            cluster.folder.mkdir(parents=True, exist_ok=True)
+        elif not cluster.folder.is_dir():
+            print(f"cluster: none was started in {cluster.folder}", file=sys.stderr)
+            return int(args.verb != "stop")
         with (cluster.folder / "lock").open("w") as lock:
             is_alone = args.verb in {"start", "stop"}
             fcntl.flock(lock, fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH)

@@ -212,9 +212,11 @@ class Cluster:
             message = f"the cluster in {self.folder} does not run: start it with 'make cluster'"
             raise ClusterError(message)
         layout = self.layout
+        # Beside this Python lies our plugin, kubectl-pdcluster.
+        path = f"{layout.bin}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         env = {
             **os.environ,
-            "PATH": f"{layout.bin}:{os.environ['PATH']}",
+            "PATH": path,
             "KUBECONFIG": str(layout.kubeconfig),
             # Helm's own folders, so that the user's repositories are left alone.
             **{

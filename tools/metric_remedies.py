@@ -76,8 +76,9 @@ OPERATOR_REMEDIES: Final[Mapping[str, str]] = {
         "Fewer than there are: the operator does not watch their namespaces, or does not lead."
     ),
     "pdcluster_operator_leads": (
-        "The sum over all replicas must be 1. 0 for more than 15 s: no replica leads, nothing is "
-        "changed, clusters go on serving; look at the replicas' logs and the Lease."
+        "The sum over all replicas must be 1; it is 0 for up to 20 s after a leader died, for 3 s "
+        "after one was stopped. 0 for more than 20 s: no replica leads, nothing is changed, "
+        "clusters go on serving; look at the replicas' logs and the Lease."
     ),
 }
 """Of the operator, by name."""

@@ -53,7 +53,8 @@ NOT_YET_HEAD = """\
 ## Not yet supported
 
 The schema knows these fields; asking for one gives `ConfigValid=False` with the reason
-`NotYetSupported`, and what runs goes on.
+`NotYetSupported`, and what runs goes on. A default that is among them can't be told from a wish
+once an API server has written it into a PDCluster: there it is accepted and has no effect.
 
 | Field | Instead |
 |---|---|

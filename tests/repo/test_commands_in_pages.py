@@ -38,7 +38,7 @@ HELM_VERBS = {
 KUBECTL_VERBS = {
     *("annotate", "api-resources", "apply", "auth", "config", "create", "delete", "describe"),
     *("drain", "exec", "explain", "get", "label", "logs", "patch", "plugin", "port-forward"),
-    *("rollout", "run", "scale", "wait"),
+    *("rollout", "run", "scale", "set", "wait"),
 }
 
 

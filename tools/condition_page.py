@@ -29,7 +29,7 @@ GATES: Final = (
     ConditionType.DECODE_READY,
     ConditionType.PROXY_READY,
 )
-"""The conditions that `Ready` needs; it repeats the reason and message of the first that fails."""
+"""The conditions that `Ready` needs; it repeats the reason and message of one that fails."""
 
 _NOTHING: Final = "Nothing."
 _WAIT: Final = "Wait. If it takes too long: `kubectl pdcluster logs NAME`."
@@ -74,11 +74,13 @@ REMEDIES: Final[Mapping[str, str]] = {
     ),
     # Pods that do not come up.
     TroubleReason.IMAGE_UNAVAILABLE: (
-        "Check the image's name and tag, and that `spec.engine.imagePullSecrets` names a Secret of "
-        "this namespace that may pull it."
+        "Check the name and tag in the field that the message names, and that "
+        "`spec.engine.imagePullSecrets` (of proxies: the chart's `imagePullSecrets`) names a "
+        "Secret of this namespace that may pull it."
     ),
     TroubleReason.CONTAINER_CONFIG_INVALID: (
-        "Make the Secret or ConfigMap that the message names; or use an image that does not need "
+        "Make the Secret, ConfigMap or key that the message names, or correct the field that it "
+        "names, as `spec.model.tokenSecretRef`; or use an image that does not need "
         "root, or set the chart's `runAsUser`."
     ),
     TroubleReason.VOLUME_UNAVAILABLE: (
@@ -104,11 +106,15 @@ REMEDIES: Final[Mapping[str, str]] = {
     Reason.SERVING: _NOTHING,
     Reason.ENGINES_READY: _NOTHING,
     Reason.ENGINES_STARTING: (
-        "Wait: large models load for many minutes. `kubectl pdcluster logs NAME --role ROLE -f` "
+        "Mend what the message says they wait for, if anything; else wait: large models load for "
+        "many minutes. `kubectl pdcluster logs NAME --role ROLE -f` "
         "shows how far they are; `startupTimeoutSeconds` is the limit."
     ),
     Reason.PROXIES_READY: _NOTHING,
-    Reason.PROXIES_STARTING: _WAIT,
+    Reason.PROXIES_STARTING: (
+        "Mend what the message says they wait for, if anything; else wait. If it takes too long: "
+        "`kubectl pdcluster logs NAME --role proxy`."
+    ),
     Reason.WAITING_FOR_ENGINES: "Look at `PrefillReady` and `DecodeReady`.",
     Reason.NO_PAIR: (
         "Clients get 503. Look at `PrefillReady` and `DecodeReady`; in a rollout with `DrainFirst` "
@@ -145,7 +151,13 @@ with their messages.
 
 `True` is good, `False` is not, `Unknown` means that nobody has measured it. `Ready` is the one to
 wait for. It needs {gates};
-where one of these fails it repeats its reason and message.
+where one of these fails it repeats its reason and message: first what a person must mend, then
+what may pass by itself, then what only takes its time.
+
+`Stalled` is true where waiting does not help: each reason of `ConfigValid`, and `ImageUnavailable`,
+`ContainerConfigInvalid`, `PodsRejected` (unless pods that leave may make room) and a
+`VolumeUnavailable` for something that does not exist. With `Unschedulable` and `ContainerExits` it
+is false: nodes may come, and a program may end only once.
 
 ```sh
 kubectl wait --for=condition=Ready pdcluster/NAME --timeout=30m

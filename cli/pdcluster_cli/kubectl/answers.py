@@ -3,12 +3,14 @@
 Pure. One table for all of them.
 
 Source: Kubernetes API conventions, "HTTP status codes"; a path below ``/apis`` that no definition
-serves was seen to be answered with 404 and the plain words "404 page not found".
+serves was seen to be answered with 404 and the plain words "404 page not found"; kubelet's and the
+pod registry's answers to who asks for the log of a container that has none.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 
@@ -17,6 +19,8 @@ from pdcluster_cli.errors import CliError
 from pdcluster_cli.kubectl.errors import (
     DefinitionMissingError,
     ForbiddenError,
+    NoPreviousLogError,
+    NotStartedError,
     ObjectMissingError,
     ServerError,
     UnauthorizedError,
@@ -25,6 +29,13 @@ from pdcluster_cli.kubectl.errors import (
 __all__ = ["error_of", "message_of"]
 
 _MESSAGE_MAX_CHARS = 600
+_CUT = "..."
+_NO_PREVIOUS = re.compile(r"previous terminated container .* not found")
+_NOT_STARTED = (
+    re.compile(r"is waiting to start: (.+)"),
+    re.compile(r"(is waiting to start)$"),
+    re.compile(r"(does not have a host assigned)"),
+)
 
 
 def message_of(body: str) -> str:
@@ -32,7 +43,7 @@ def message_of(body: str) -> str:
     status = _status_object(body)
     said = status.get("message") if status is not None else None
     text = " ".join((said if isinstance(said, str) else body).split())
-    return text if len(text) <= _MESSAGE_MAX_CHARS else text[:_MESSAGE_MAX_CHARS] + "..."
+    return text if len(text) <= _MESSAGE_MAX_CHARS else text[:_MESSAGE_MAX_CHARS] + _CUT
 
 
 def error_of(path: str, status: int, body: str) -> CliError:
@@ -43,7 +54,9 @@ def error_of(path: str, status: int, body: str) -> CliError:
         status: HTTP status.
         body: The answer, a ``Status`` object as a rule.
     """
-    said = message_of(body).rstrip(".")
+    said = message_of(body)
+    if not said.endswith(_CUT):
+        said = said.rstrip(".")
     if status == HTTPStatus.UNAUTHORIZED:
         return UnauthorizedError(
             f"the API server does not accept your credentials ({said or 'Unauthorized'}); log in "
@@ -61,7 +74,18 @@ def error_of(path: str, status: int, body: str) -> CliError:
                 "chart, or its CRDs, or choose another --context"
             )
         return ObjectMissingError(said or f"{path} was not found")
-    return ServerError(f"the API server answered {status} ({said or 'without a word'}); try again")
+    is_log = status == HTTPStatus.BAD_REQUEST and path.endswith("/log")
+    return (_no_log(said) if is_log else None) or ServerError(
+        f"the API server answered {status} ({said or 'without a word'}); try again"
+    )
+
+
+def _no_log(said: str) -> CliError | None:
+    """Why a container has no log, where that is as it should be."""
+    if _NO_PREVIOUS.search(said):
+        return NoPreviousLogError("has no previous container")
+    why = next((found for each in _NOT_STARTED if (found := each.search(said))), None)
+    return None if why is None else NotStartedError(f"has not started: {why[1]}")
 
 
 def _status_object(body: str) -> Mapping[str, object] | None:

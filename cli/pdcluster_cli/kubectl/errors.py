@@ -15,6 +15,8 @@ __all__ = [
     "DefinitionMissingError",
     "ForbiddenError",
     "KubeconfigError",
+    "NoPreviousLogError",
+    "NotStartedError",
     "ObjectMissingError",
     "OptionsError",
     "ServerError",
@@ -70,6 +72,20 @@ class ForbiddenError(CliError):
 
     reason: ClassVar[str] = "Forbidden"
     exit_code: ClassVar[ExitCode] = ExitCode.NOT_REACHABLE
+
+
+class NoPreviousLogError(CliError):
+    """The container has not been started anew: there is none before it."""
+
+    reason: ClassVar[str] = "NoPreviousLog"
+    exit_code: ClassVar[ExitCode] = ExitCode.FINDING
+
+
+class NotStartedError(CliError):
+    """The container has not been started, and has no log."""
+
+    reason: ClassVar[str] = "NotStarted"
+    exit_code: ClassVar[ExitCode] = ExitCode.FINDING
 
 
 class UnreachableError(CliError):

@@ -13,6 +13,8 @@ from pdcluster_api.labels import CLUSTER_LABEL
 from pdcluster_api.proxy_config import Role
 from pdcluster_cli.kubectl.errors import (
     ClusterMissingError,
+    NoPreviousLogError,
+    NotStartedError,
     ObjectMissingError,
     ServerError,
     UnreachableError,
@@ -80,7 +82,7 @@ class PodLogs:
         """Read each pod's log once, pod after pod.
 
         Returns:
-            Whether there were pods and every log could be read.
+            Whether there were pods, all have started and every log could be read.
 
         Raises:
             CliError: Pods can't be listed.
@@ -93,6 +95,11 @@ class PodLogs:
         for source in found:
             try:
                 await self._stream(source, is_new=False)
+            except NoPreviousLogError as error:
+                self._say(f"[{source.pod}] {error}")  # Nothing is wrong with it.
+            except NotStartedError as error:
+                failures += 1
+                self._say(f"[{source.pod}] {error}")
             except (ServerError, ObjectMissingError, UnreachableError) as error:
                 failures += 1
                 self._say(f"[{source.pod}] its log can't be read: {error}")
@@ -155,6 +162,8 @@ class PodLogs:
         except UnreachableError:
             # Whether the server answers at all is told by the next look.
             self._say_once(source.pod, f"[{source.pod}] its log broke off; it is resumed")
+        except NotStartedError as error:
+            self._say_once(source.pod, f"[{source.pod}] {error}")
         except ServerError as error:
             self._say_once(source.pod, f"[{source.pod}] its log can't be followed: {error}")
         finally:

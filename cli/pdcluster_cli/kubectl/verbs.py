@@ -15,7 +15,8 @@ from typing import Annotated
 
 import typer
 
-from pdcluster_cli.exit_codes import EXIT_CODE_HELP, ExitCode
+from pdcluster_cli.exit_codes import ExitCode
+from pdcluster_cli.kubectl.exit_help import PLUGIN_EXIT_CODE_HELP
 from pdcluster_cli.kubectl.options import ALL_LINES, LogOptions, Part, Target
 from pdcluster_cli.options import Output
 
@@ -24,7 +25,7 @@ __all__ = ["app"]
 app = typer.Typer(
     name="pdcluster",
     help="What a PDCluster is doing, and what its pods log.",
-    epilog=EXIT_CODE_HELP,
+    epilog=PLUGIN_EXIT_CODE_HELP,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,  # kubectl completes its plugins in a way of its own.
@@ -41,7 +42,7 @@ _Kubeconfig = Annotated[
 ]
 
 
-@app.command(epilog=EXIT_CODE_HELP)
+@app.command(epilog=PLUGIN_EXIT_CODE_HELP)
 def version() -> None:
     """Print the version."""
     from importlib.metadata import version as version_of  # noqa: PLC0415 - starts fast
@@ -49,7 +50,7 @@ def version() -> None:
     print(f"pdcluster {version_of('pdcluster')}")
 
 
-@app.command(epilog=EXIT_CODE_HELP)
+@app.command(epilog=PLUGIN_EXIT_CODE_HELP)
 def status(
     name: _Name,
     *,
@@ -79,7 +80,7 @@ async def _status(target: Target, output: Output) -> ExitCode:
     return ExitCode.WELL if view.is_ready else ExitCode.FINDING
 
 
-@app.command(epilog=EXIT_CODE_HELP)
+@app.command(epilog=PLUGIN_EXIT_CODE_HELP)
 def logs(
     name: _Name,
     *,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -324,7 +324,26 @@ def _events(fetched: Fetched, cluster: str) -> tuple[EventView, ...]:
         if before is None or before.at <= view.at:
             newest[key] = view
     ordered = sorted(newest.values(), key=lambda view: (view.at, view.about, view.reason))
+    starting = {f"Pod/{name}" for name in _never_restarted(fetched)}
+    telling = [view for view in ordered if not _is_of_starting(view, starting)]
+    # Where another warning tells a cause, these would only bury it.
+    if any(view.is_warning for view in telling):
+        ordered = telling
     return tuple(ordered[-MAX_EVENTS:])
+
+
+def _never_restarted(fetched: Fetched) -> Iterator[str]:
+    """Names of pods none of whose containers was started anew."""
+    for pod in fetched.pods or ():
+        statuses = maps_at(pod, "status", "containerStatuses")
+        if not any(int_at(each, "restartCount") for each in statuses):
+            yield text_at(pod, "metadata", "name")
+
+
+def _is_of_starting(view: EventView, starting: Collection[str]) -> bool:
+    """Whether an event only says that a pod has not started yet."""
+    is_startup = view.reason == "Unhealthy" and view.message.startswith("Startup probe")
+    return is_startup and view.about in starting
 
 
 _REPLICA = r"(?:-[bcdf-hj-np-tv-z24-9]{1,10}(?:-[a-z0-9]{5})?)?"

@@ -22,6 +22,7 @@ from pdcluster_operator.errors import (
     OperatorError,
     TerminatingError,
 )
+from pdcluster_operator.model.sentences import cut
 
 __all__ = ["error_of"]
 
@@ -65,6 +66,6 @@ def _message(body: str) -> str:
     try:
         status = json.loads(body)
     except ValueError:
-        return body.strip()[:_MESSAGE_MAX]
+        return cut(body, _MESSAGE_MAX)
     message = status.get("message") if isinstance(status, dict) else None
-    return str(message)[:_MESSAGE_MAX] if message else ""
+    return cut(str(message), _MESSAGE_MAX) if message else ""

@@ -58,10 +58,12 @@ class Trouble:
     Attributes:
         reason: Stable word.
         message: What is wrong and what to do.
+        is_lasting: It does not pass before a person acts.
     """
 
     reason: TroubleReason
     message: str
+    is_lasting: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

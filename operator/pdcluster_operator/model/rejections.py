@@ -11,11 +11,14 @@ checks against escalation; the ReplicaFailure condition of Deployments.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from pdcluster_api.conditions import ConfigInvalidReason, TroubleReason
+from pdcluster_api.labels import ROLE_LABEL
+from pdcluster_operator.manifests.labels import PROXY
 from pdcluster_operator.model.observed import Child, Trouble
+from pdcluster_operator.model.sentences import cut, joined, without_end
 
 __all__ = ["pods_rejected", "told", "wording"]
 
@@ -24,12 +27,23 @@ _MESSAGE_MAX: Final = 800
 # "pods \"qwen-decode-6f9c-5d9-x7k2p\" is forbidden: ...": a pod's name is another at each try.
 _PREAMBLE: Final = re.compile(r'^[\w. ]+ "[^"]*" is (forbidden|invalid): ')
 
+# {part} is the part of the spec that pods come from; an object takes no room that could be less.
+_ROOM: Final = (
+    (
+        (
+            r"exceeded quota.*requested: [^:]*"
+            r"\b(cpu|memory|ephemeral-storage|(?!count/)[\w.-]+/[\w.-]+)="
+        ),
+        "Raise that quota, or ask for less: {part}.replicas, {part}.resources.",
+    ),
+    (r"exceeded quota", "Raise that quota, or want fewer of them: {part}.replicas."),
+)
 _REMEDIES: Final = (
-    (r"exceeded quota", "Raise that quota, or ask for less."),
+    (r"exceeded quota", "Raise that quota."),
     (
         r"failed quota",
         (
-            "Set what it names in the role's resources, or give the namespace a LimitRange with "
+            "Set what it names in {part}.resources, or give the namespace a LimitRange with "
             "defaults."
         ),
     ),
@@ -55,7 +69,7 @@ _REMEDIES: Final = (
     (r"RuntimeClass", "Make that RuntimeClass, or correct runtimeClassName in podTemplate."),
     (
         r"(maximum|minimum|max limit|limit to request) .*per ",
-        "Change the role's resources, or the namespace's LimitRange.",
+        "Change {part}.resources, or the namespace's LimitRange.",
     ),
     (
         r"(cannot \w+ resource|not currently held|cannot set blockOwnerDeletion)",
@@ -77,8 +91,7 @@ _OTHERWISE: Final[Mapping[str, str]] = {
 
 def wording(said: str) -> str:
     """The server's words on one line, without the object's name, which differs from try to try."""
-    text = _PREAMBLE.sub("", " ".join(said.split())).rstrip(".")
-    return text if len(text) <= _MESSAGE_MAX else f"{text[:_MESSAGE_MAX]}..."
+    return cut(without_end(_PREAMBLE.sub("", " ".join(said.split()))), _MESSAGE_MAX)
 
 
 def told(what: str, reason: str, said: str) -> str:
@@ -89,8 +102,12 @@ def told(what: str, reason: str, said: str) -> str:
         reason: The condition's reason.
         said: What the server said.
     """
-    remedy = next((text for words, text in _REMEDIES if re.search(words, said)), "")
-    return f"{what}: {wording(said)}. {remedy or _OTHERWISE[reason]}"
+    return _told(what, reason, said, _REMEDIES, "spec.<role>")
+
+
+def _told(what: str, reason: str, said: str, remedies: Iterable[tuple[str, str]], part: str) -> str:
+    remedy = next((text for words, text in remedies if re.search(words, said)), _OTHERWISE[reason])
+    return joined(f"{what}: {wording(said)}", remedy.replace("{part}", part))
 
 
 def pods_rejected(deployment: Child) -> Trouble | None:
@@ -106,5 +123,8 @@ def pods_rejected(deployment: Child) -> Trouble | None:
         is_failing = each.get("type") == "ReplicaFailure" and each.get("status") == "True"
         if is_failing and each.get("reason") == "FailedCreate":
             reason, said = TroubleReason.PODS_REJECTED, str(each.get("message") or "")
-            return Trouble(reason=reason, message=told("Pods can't be made", reason, said))
+            # The proxies' Deployment has no role.
+            part = f"spec.{deployment.labels.get(ROLE_LABEL) or PROXY}"
+            message = _told("Pods can't be made", reason, said, (*_ROOM, *_REMEDIES), part)
+            return Trouble(reason=reason, message=message, is_lasting=True)
     return None

@@ -6,22 +6,25 @@ the interface.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
-from pdcluster_api.conditions import ConditionType, ConfigInvalidReason, Reason
+from pdcluster_api.conditions import ConditionType, ConfigInvalidReason, Reason, TroubleReason
 from pdcluster_api.proxy_config import Role
 from pdcluster_api.timing import DerivedTiming
 from pdcluster_api.v1alpha1 import PDCluster
 from pdcluster_api.v1alpha1.status import ConditionStatus
 from pdcluster_operator.manifests.labels import ENGINE
-from pdcluster_operator.model.observed import Observed, Rejection
+from pdcluster_operator.manifests.objects import ObjectKey
+from pdcluster_operator.model.observed import Observed, Rejection, Trouble
+from pdcluster_operator.model.sentences import joined
 from pdcluster_operator.plan.counts import RoleCounts, num_ready_proxies
 from pdcluster_operator.plan.troubles import trouble_of_any, trouble_of_proxies, trouble_of_role
 
 __all__ = ["Finding", "Situation", "conditions_of", "invalid_conditions"]
 
 _TRUE, _FALSE, _UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
+_TROUBLES = frozenset({*ConfigInvalidReason, *TroubleReason})
 _ROLE_CONDITIONS = {
     Role.PREFILL: ConditionType.PREFILL_READY,
     Role.DECODE: ConditionType.DECODE_READY,
@@ -37,12 +40,14 @@ class Finding:
         status: Whether it holds.
         reason: Stable word.
         message: For people.
+        is_lasting: It does not pass before a person acts.
     """
 
     type: ConditionType
     status: ConditionStatus
     reason: str
     message: str
+    is_lasting: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +64,8 @@ class Situation:
         is_changing: A Deployment has yet to be applied, or its pods to follow.
         is_paused: Nothing is changed, by the user's wish.
         rejections: What the API server would not have, and is still wanted.
+        rejected: The children that these speak of, in the same order.
+        awaited: What Deployments that are not there yet wait for, by their role; "" are proxies.
     """
 
     observed: Observed
@@ -70,6 +77,8 @@ class Situation:
     is_changing: bool
     is_paused: bool
     rejections: tuple[Rejection, ...] = ()
+    rejected: tuple[ObjectKey, ...] = ()
+    awaited: Mapping[str, tuple[ObjectKey, ...]] = field(default_factory=dict)
 
     @property
     def is_asleep(self) -> bool:
@@ -108,7 +117,7 @@ def conditions_of(situation: Situation) -> tuple[Finding, ...]:
         *_measured(),
         _drain_budget(situation),
         _ratio(situation),
-        *_kstatus(ready, progressing, gates),
+        *_kstatus(ready, progressing),
     )
 
 
@@ -119,10 +128,14 @@ def _finding(kind: ConditionType, status: ConditionStatus, reason: str, message:
 def _config(situation: Situation) -> Finding:
     kind, rejections = ConditionType.CONFIG_VALID, situation.rejections
     if rejections:
-        message = rejections[0].message
-        if rejections[1:]:
-            message += f" There are {len(rejections) - 1} more."
-        return _finding(kind, _FALSE, rejections[0].reason, message)
+        others = _names(situation.rejected[1:])
+        return Finding(
+            type=kind,
+            status=_FALSE,
+            reason=rejections[0].reason,
+            message=joined(rejections[0].message, f"Also: {others}" if others else ""),
+            is_lasting=True,
+        )
     unknown = ", ".join(situation.observed.unknown)
     message = "The resource can be acted on."
     if unknown:
@@ -139,8 +152,9 @@ def _role(situation: Situation, role: Role) -> Finding:
         return _finding(kind, _TRUE, Reason.ENGINES_READY, f"{said}.")
     trouble = trouble_of_role(situation.observed, role, situation.revision)
     if trouble is not None:
-        return _finding(kind, _FALSE, trouble.reason, f"{said}. {trouble.message}")
-    return _finding(kind, _FALSE, Reason.ENGINES_STARTING, f"{said}; others start.")
+        return _troubled(kind, said, trouble)
+    message = f"{said}; {_doing(situation, role.value, has_some=counts.ready > 0)}."
+    return _finding(kind, _FALSE, Reason.ENGINES_STARTING, message)
 
 
 def _proxy(situation: Situation) -> Finding:
@@ -151,10 +165,35 @@ def _proxy(situation: Situation) -> Finding:
         return _finding(kind, _TRUE, Reason.PROXIES_READY, f"{said}.")
     trouble = trouble_of_proxies(situation.observed)
     if trouble is not None:
-        return _finding(kind, _FALSE, trouble.reason, f"{said}. {trouble.message}")
-    if not all(counts.ready for counts in situation.counts.values()):
+        return _troubled(kind, said, trouble)
+    if "" not in situation.awaited and not all(
+        counts.ready for counts in situation.counts.values()
+    ):
         return _finding(kind, _FALSE, Reason.WAITING_FOR_ENGINES, f"{said}; they wait for a pair.")
-    return _finding(kind, _FALSE, Reason.PROXIES_STARTING, f"{said}; others start.")
+    message = f"{said}; {_doing(situation, '', has_some=num > 0)}."
+    return _finding(kind, _FALSE, Reason.PROXIES_STARTING, message)
+
+
+def _troubled(kind: ConditionType, said: str, trouble: Trouble) -> Finding:
+    return Finding(
+        type=kind,
+        status=_FALSE,
+        reason=trouble.reason,
+        message=joined(said, trouble.message),
+        is_lasting=trouble.is_lasting,
+    )
+
+
+def _doing(situation: Situation, role: str, *, has_some: bool) -> str:
+    """What pods do that are not ready and in no trouble: they start, or can't be made yet."""
+    awaited = _names(situation.awaited.get(role, ()))
+    if not awaited:
+        return "others start"
+    return f"{'others' if has_some else 'they'} wait for {awaited}"
+
+
+def _names(keys: Iterable[ObjectKey]) -> str:
+    return ", ".join(f"{key.kind} {key.name}" for key in keys)
 
 
 def _has_pair(situation: Situation) -> bool:
@@ -195,9 +234,11 @@ def _progressing(situation: Situation, gates: tuple[Finding, ...]) -> Finding:
 
 def _ready(situation: Situation, gates: tuple[Finding, ...], progressing: Finding) -> Finding:
     kind = ConditionType.READY
-    for gate in gates:
-        if gate.status is not _TRUE:
-            return _finding(kind, _FALSE, gate.reason, gate.message)
+    closed = [gate for gate in gates if gate.status is not _TRUE]
+    if closed:
+        # What has to be mended goes before what only needs time: the first of the most urgent.
+        gate = min(closed, key=_urgency)
+        return replace(gate, type=kind, status=_FALSE)
     if situation.is_asleep:
         return _finding(kind, _FALSE, Reason.ASLEEP, "No engine is wanted.")
     if situation.is_rolling:
@@ -205,10 +246,17 @@ def _ready(situation: Situation, gates: tuple[Finding, ...], progressing: Findin
     if situation.is_changing and not situation.is_paused:
         # Those of before serve all the while, so that no gate tells what keeps the new from coming.
         stuck = trouble_of_any(situation.observed, situation.revision)
-        reason = stuck.reason if stuck is not None else progressing.reason
-        message = progressing.message + (f" {stuck.message}" if stuck is not None else "")
-        return _finding(kind, _FALSE, reason, message)
+        if stuck is not None:
+            return _troubled(kind, progressing.message, stuck)
+        return _finding(kind, _FALSE, progressing.reason, progressing.message)
     return _finding(kind, _TRUE, Reason.SERVING, "Every engine and proxy that is wanted serves.")
+
+
+def _urgency(gate: Finding) -> int:
+    """What is told first: 0 what a person must mend, 1 other troubles, 2 what takes its time."""
+    if gate.is_lasting:
+        return 0
+    return 1 if gate.reason in _TROUBLES else 2
 
 
 def _measured() -> Iterator[Finding]:
@@ -259,16 +307,21 @@ def _parts(ratio: str) -> tuple[int, int]:
     return int(prefill), int(decode)
 
 
-def _kstatus(ready: Finding, progressing: Finding, gates: tuple[Finding, ...]) -> Iterator[Finding]:
-    config = gates[0]
-    is_stuck = config.status is _FALSE and config.reason in set(ConfigInvalidReason)
+def _kstatus(ready: Finding, progressing: Finding) -> Iterator[Finding]:
+    """Whether something moves, and whether a person must act: never both."""
+    reconciling, stalled = ConditionType.RECONCILING, ConditionType.STALLED
+    if ready.is_lasting:
+        message = "It waits for a person: see Stalled."
+        yield _finding(reconciling, _FALSE, Reason.NOTHING_DUE, message)
+        yield _finding(stalled, _TRUE, ready.reason, ready.message)
+        return
     is_done = ready.status is _TRUE or ready.reason == Reason.ASLEEP
-    if is_stuck or is_done or progressing.reason == Reason.PAUSED:
-        message = "Nothing is due."
-        yield _finding(ConditionType.RECONCILING, _FALSE, Reason.NOTHING_DUE, message)
+    if is_done or progressing.reason == Reason.PAUSED:
+        yield _finding(reconciling, _FALSE, Reason.NOTHING_DUE, "Nothing is due.")
     else:
-        yield _finding(ConditionType.RECONCILING, _TRUE, ready.reason, ready.message)
-    if is_stuck:
-        yield _finding(ConditionType.STALLED, _TRUE, config.reason, config.message)
+        yield _finding(reconciling, _TRUE, ready.reason, ready.message)
+    if ready.reason in _TROUBLES:
+        message = "It may pass by itself; if it does not, a person has to act: see Ready."
+        yield _finding(stalled, _FALSE, ready.reason, message)
     else:
-        yield _finding(ConditionType.STALLED, _FALSE, Reason.NOTHING_DUE, "Nobody has to act.")
+        yield _finding(stalled, _FALSE, Reason.NOTHING_DUE, "Nobody has to act.")

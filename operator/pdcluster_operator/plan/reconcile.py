@@ -23,6 +23,7 @@ from pdcluster_operator.manifests.settings import RenderSettings
 from pdcluster_operator.model.actions import Action, Apply, EmitEvent, Plan, SetStatus
 from pdcluster_operator.model.drift import has_drifted
 from pdcluster_operator.model.observed import Observed
+from pdcluster_operator.model.sentences import joined
 from pdcluster_operator.plan.children import (
     RenderedChildren,
     child_actions,
@@ -66,7 +67,7 @@ def plan(observed: Observed, settings: RenderSettings, *, now: str) -> Plan:
         return Plan()  # Kubernetes collects the children; nothing outside of them is ours.
     cluster = observed.cluster
     if cluster is None:
-        message = " ".join(f"{problem}." for problem in observed.problems)
+        message = joined(*map(str, observed.problems))
         return _stuck(observed, observed.invalid_reason, message, now)
     other = _other_operator(observed, settings)
     if other:
@@ -108,6 +109,8 @@ def _act(
         is_changing=_is_changing(observed, sifted.untried),
         is_paused=is_paused,
         rejections=sifted.standing,
+        rejected=sifted.rejected,
+        awaited=sifted.awaited,
     )
     findings = conditions_of(situation)
     status = cluster_status(situation, findings, url=service_url(owner, cluster), now=now)

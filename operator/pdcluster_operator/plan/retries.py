@@ -8,14 +8,15 @@ try is due, so that a try that ends as before changes no condition.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
 from pdcluster_api.conditions import ConfigInvalidReason
-from pdcluster_operator.manifests.objects import Manifest
-from pdcluster_operator.model.actions import Action, Apply, is_new_deployment, target_of
+from pdcluster_api.labels import ROLE_LABEL
+from pdcluster_operator.manifests.objects import ObjectKey, key_of
+from pdcluster_operator.model.actions import Action, Apply, Target, is_new_deployment, target_of
 from pdcluster_operator.model.observed import Observed, Rejection
 
 __all__ = ["FORBIDDEN_FIRST_S", "FORBIDDEN_MAX_S", "REJECTED_S", "Sifted", "sift", "wait_s"]
@@ -41,12 +42,16 @@ class Sifted:
         due: What to do now.
         untried: Those of them that nobody has rejected.
         standing: What the API server said to the others, in the order of the actions.
+        rejected: What children it was said of, in the same order.
+        awaited: What Deployments that are not there yet wait for, by their role; "" are proxies.
         again_in_s: When the next of the others is due; None: there is none that waits.
     """
 
     due: tuple[Action, ...]
     untried: tuple[Action, ...]
     standing: tuple[Rejection, ...] = ()
+    rejected: tuple[ObjectKey, ...] = ()
+    awaited: Mapping[str, tuple[ObjectKey, ...]] = field(default_factory=dict)
     again_in_s: float | None = None
 
 
@@ -62,17 +67,25 @@ def sift(observed: Observed, actions: Iterable[Action], *, now: str) -> Sifted:
     untried: list[Action] = []
     standing: list[Rejection] = []
     waits: list[float] = []
-    is_held = False
+    rejected: list[ObjectKey] = []
+    missing: list[ObjectKey] = []
+    awaited: dict[str, tuple[ObjectKey, ...]] = {}
     for action in actions:
-        if is_held and is_new_deployment(action):
+        if missing and is_new_deployment(action):
+            awaited[_role(action)] = tuple(missing)
             continue
-        rejection = _rejection_of(observed, action)
-        if rejection is None:
+        target = target_of(action)
+        rejection = _rejection_of(observed, target)
+        if target is None or rejection is None:
             due.append(action)
             untried.append(action)
             continue
         standing.append(rejection)
-        is_held = is_held or _is_missing(action)
+        rejected.append(target.key)
+        if _is_missing(action):
+            missing.append(target.key)
+        elif is_new_deployment(action):
+            awaited[_role(action)] = (target.key,)
         left_s = wait_s(rejection) - _elapsed_s(rejection.noted_at, now)
         # One that is noted in the future was noted by a clock that has been set back since.
         if left_s <= 0 or left_s > wait_s(rejection):
@@ -83,6 +96,8 @@ def sift(observed: Observed, actions: Iterable[Action], *, now: str) -> Sifted:
         due=tuple(due),
         untried=tuple(untried),
         standing=tuple(standing),
+        rejected=tuple(rejected),
+        awaited=awaited,
         again_in_s=min(waits, default=None),
     )
 
@@ -94,9 +109,8 @@ def wait_s(rejection: Rejection) -> float:
     return min(FORBIDDEN_MAX_S, FORBIDDEN_FIRST_S * 2.0 ** min(rejection.num - 1, 20))
 
 
-def _rejection_of(observed: Observed, action: Action) -> Rejection | None:
+def _rejection_of(observed: Observed, target: Target | None) -> Rejection | None:
     """What was said to the very same action."""
-    target = target_of(action)
     if target is None:
         return None
     rejection = observed.rejections.get(target.key)
@@ -105,11 +119,18 @@ def _rejection_of(observed: Observed, action: Action) -> Rejection | None:
 
 def _is_missing(action: Action) -> bool:
     """Whether an action would make what has to be there before pods are."""
-    return isinstance(action, Apply) and not action.uid and _kind(action.manifest) in _BEFORE_PODS
+    return (
+        isinstance(action, Apply)
+        and not action.uid
+        and key_of(action.manifest).kind in _BEFORE_PODS
+    )
 
 
-def _kind(manifest: Manifest) -> str:
-    return str(manifest["kind"])
+def _role(action: Action) -> str:
+    """Role of a Deployment's pods; "" for proxies."""
+    metadata = action.manifest["metadata"] if isinstance(action, Apply) else None
+    labels = metadata.get("labels") if isinstance(metadata, Mapping) else None
+    return str(labels.get(ROLE_LABEL, "")) if isinstance(labels, Mapping) else ""
 
 
 def _elapsed_s(since: str, now: str) -> float:

@@ -8,12 +8,14 @@ earlier revision count where that is all: they leave anyway.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from pdcluster_api.labels import REVISION_LABEL, ROLE_LABEL
 from pdcluster_api.proxy_config import Role
 from pdcluster_operator.manifests.labels import ENGINE, PROXY
 from pdcluster_operator.model.observed import Observed, Trouble
 from pdcluster_operator.model.rejections import pods_rejected
+from pdcluster_operator.model.sentences import joined
 
 __all__ = ["trouble_of_any", "trouble_of_proxies", "trouble_of_role"]
 
@@ -35,10 +37,11 @@ def trouble_of_proxies(observed: Observed) -> Trouble | None:
 
 
 def trouble_of_any(observed: Observed, revision: str) -> Trouble | None:
-    """What is in the way of engines, or else of proxies."""
+    """What is in the way of engines, or else of proxies; first what a person must mend."""
     found = [trouble_of_role(observed, role, revision) for role in Role]
     found.append(trouble_of_proxies(observed))
-    return next((trouble for trouble in found if trouble is not None), None)
+    troubles = [trouble for trouble in found if trouble is not None]
+    return min(troubles, key=lambda trouble: not trouble.is_lasting, default=None)
 
 
 def _trouble(
@@ -48,12 +51,21 @@ def _trouble(
     earlier: list[Trouble] = []
     for pod in observed.pods:
         if pod.component == component and pod.role is role and pod.trouble is not None:
-            told = Trouble(reason=pod.trouble.reason, message=f"{pod.name}: {pod.trouble.message}")
-            (present if pod.revision == revision else earlier).append(told)
+            is_present = pod.revision == revision
+            told = Trouble(
+                reason=pod.trouble.reason,
+                message=f"{pod.name}: {pod.trouble.message}",
+                is_lasting=pod.trouble.is_lasting and is_present,
+            )
+            (present if is_present else earlier).append(told)
     found = [*present[:1], *_rejected(observed, role, revision)] or earlier[:1]
     if not found:
         return None
-    return Trouble(reason=found[0].reason, message=" ".join(each.message for each in found))
+    return Trouble(
+        reason=found[0].reason,
+        message=joined(*(each.message for each in found)),
+        is_lasting=any(each.is_lasting for each in found),
+    )
 
 
 def _rejected(observed: Observed, role: Role | None, revision: str) -> Iterator[Trouble]:
@@ -64,4 +76,6 @@ def _rejected(observed: Observed, role: Role | None, revision: str) -> Iterator[
         if all(child.labels.get(name, "") == value for name, value in labels.items()):
             trouble = pods_rejected(child)
             if trouble is not None:
-                yield trouble
+                # Those that leave make room.
+                is_making_room = any(pod.is_terminating for pod in observed.pods)
+                yield replace(trouble, is_lasting=trouble.is_lasting and not is_making_room)

@@ -16,6 +16,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pdcluster_cli.exit_codes import ExitCode
+from pdcluster_cli.kubectl.exit_help import PLUGIN_MEANINGS
+
+PAGE = (Path(__file__).parents[3] / "docs/kubernetes/kubectl.md").read_text(encoding="utf-8")
 Ended = subprocess.CompletedProcess[str]
 Run = Callable[..., Ended]
 
@@ -83,7 +87,16 @@ def test_help_speaks_of_kubectl_and_of_exit_codes(plugin: Run) -> None:
         ended = plugin(*words)
         assert ended.returncode == 0
         assert "Usage: kubectl pdcluster" in ended.stdout
-        assert "3 what was asked for cannot be reached" in " ".join(ended.stdout.split())
+        said = " ".join(ended.stdout.split())
+        assert "3 the API server does not answer" in said
+        assert "`up`" not in said, "another command's"
+        assert f"; {ExitCode.TIMED_OUT.value} " not in said
+        # The page has the same table.
+        for code, meaning in PLUGIN_MEANINGS.items():
+            assert f"{code.value} {meaning}" in said
+            assert f"| {code.value} | {meaning} |\n" in PAGE
+    table = PAGE.partition("| Exit code | |")[2].strip().splitlines()[1:]
+    assert len(table) == len(PLUGIN_MEANINGS)
 
 
 def test_without_a_kubeconfig_it_says_where_one_is_looked_for(plugin: Run, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -151,6 +152,37 @@ async def test_a_log_that_can_t_be_read_is_told_and_the_others_are_read() -> Non
     (said,) = script.said
     assert said.startswith("[qwen-a] its log can't be read: ")
     assert "is waiting to start" in said
+
+
+LOG = "/api/v1/namespaces/serving/pods/qwen-a/log"
+
+
+def log_error(said: str) -> Exception:
+    return error_of(LOG, 400, json.dumps({"kind": "Status", "message": said}))
+
+
+async def test_that_nothing_was_started_anew_is_no_failure() -> None:
+    script = Script()
+    said = 'previous terminated container "engine" in pod "qwen-a" not found'
+    script.add("qwen-a", end=log_error(said))
+    script.add("qwen-b")
+    script.logs["qwen-b"] = [stamp(1, "it crashed")]
+    assert await script.reader(LogOptions(previous=True)).read()
+    assert script.said == ["[qwen-a] has no previous container"]
+    assert script.lines == ["[qwen-b] it crashed"]
+
+
+@pytest.mark.parametrize("follow", [False, True])
+async def test_a_container_that_has_not_started_says_why(follow: bool) -> None:
+    script = Script()
+    said = 'container "engine" in pod "qwen-a" is waiting to start: image can\'t be pulled'
+    script.add("qwen-a", end=log_error(said))
+    if follow:
+        async with Following(script):
+            await until(lambda: bool(script.said))
+    else:
+        assert not await script.reader(LogOptions()).read()
+    assert script.said == ["[qwen-a] has not started: image can't be pulled"]
 
 
 async def test_no_pods_are_told() -> None:

@@ -257,8 +257,7 @@ async def test_what_is_forbidden_is_told_while_all_else_is_made() -> None:
     told = [event for event in rig.api.events if event["reason"] == "ApplyForbidden"]
     assert {event["type"] for event in told} == {"Warning"}
     assert told[0]["message"] == (
-        "Ready: Service qwen-engines can't be applied: exceeded quota: q. Raise that quota, or ask "
-        "for less."
+        "Ready: Service qwen-engines can't be applied: exceeded quota: q. Raise that quota."
     )
 
 
@@ -339,7 +338,15 @@ async def test_several_rejections_are_counted_and_each_heals() -> None:
         for each in rig.api.objects["PDCluster", "qwen"]["status"]["conditions"]
         if each["type"] == "ConfigValid"
     )
-    assert message.endswith(" There are 6 more."), "two Services, two accounts, three budgets"
+    _, _, others = message.partition(" Also: ")
+    assert sorted(each.split()[0] for each in others.split(", ")) == [
+        *["PodDisruptionBudget"] * 3,
+        *["Service"] * 2,
+        "ServiceAccount",
+    ]
+    assert "Service qwen," in others
+    assert message.endswith(".")
+    assert not message.endswith("..")
     del rig.api.refuse["apply PodDisruptionBudget"]
     await rig.settle_for(60)
     assert rig.conditions["ConfigValid"] == ("False", "ApplyRejected")

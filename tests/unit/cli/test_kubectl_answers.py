@@ -12,6 +12,8 @@ from pdcluster_cli.kubectl.answers import error_of, message_of
 from pdcluster_cli.kubectl.errors import (
     DefinitionMissingError,
     ForbiddenError,
+    NoPreviousLogError,
+    NotStartedError,
     ObjectMissingError,
     ServerError,
     UnauthorizedError,
@@ -48,10 +50,53 @@ def test_each_rejection_says_what_to_do_next(  # noqa: PLR0917 - parametrised
     assert word in str(error)
 
 
+LOG = "/api/v1/namespaces/serving/pods/p/log"
+CONTAINER = 'container "engine" in pod "p" is waiting to start: '
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "expected"),
+    [
+        (
+            'previous terminated container "engine" in pod "p" not found',
+            NoPreviousLogError,
+            "has no previous container",
+        ),
+        (
+            f"{CONTAINER}trying and failing to pull image",
+            NotStartedError,
+            "has not started: trying and failing to pull image",
+        ),
+        (f"{CONTAINER}PodInitializing", NotStartedError, "has not started: PodInitializing"),
+        (
+            "pod p does not have a host assigned",
+            NotStartedError,
+            "has not started: does not have a host assigned",
+        ),
+    ],
+)
+def test_a_container_without_a_log_is_no_failure_of_the_server(
+    said: str, kind: type[CliError], expected: str
+) -> None:
+    error = error_of(LOG, 400, status(said))
+    assert type(error) is kind
+    assert str(error) == expected
+    assert type(error_of(PATH, 400, status(said))) is ServerError, "only of a log"
+    assert type(error_of(LOG, 500, status(said))) is ServerError
+
+
+def test_another_rejection_of_a_log_is_told_as_it_is() -> None:
+    assert "400 (no such container); try again" in str(
+        error_of(LOG, 400, status("no such container"))
+    )
+
+
 def test_a_long_answer_is_cut_and_stays_on_one_line() -> None:
     said = message_of(status("a\nb " * 500))
     assert len(said) < 700
     assert "\n" not in said
+    error = error_of(PATH, 500, status("word " * 500))
+    assert str(error).endswith("...); try again")
 
 
 @pytest.mark.parametrize(

@@ -231,6 +231,35 @@ def test_probes_that_failed_before_a_pod_served_are_of_no_note() -> None:
     assert [each.reason for each in found] == ["BackOff", "Unhealthy"]
 
 
+def test_probes_of_pods_that_start_do_not_bury_a_cause() -> None:
+    made = world()
+    proxy = "qwen-proxy-6d9f7-x7k2p"
+    made.pods = {proxy: {"metadata": {"name": proxy}, "status": {}}}
+    failing = "Startup probe failed: connect: connection refused"
+    startup = event("Pod", proxy, "Unhealthy", message=failing, at="2026-11-29T12:04:00Z")
+    cause = event("PDCluster", "qwen", "PodsRejected")
+
+    def reasons(*events: Mapping[str, object]) -> list[str]:
+        found = view(made, events=events).events
+        assert found is not None
+        return [each.reason for each in found]
+
+    assert reasons(startup, cause) == ["PodsRejected"]
+    many = (
+        event("Pod", proxy, "Unhealthy", message=f"{failing} {number}")
+        for number in range(MAX_EVENTS)
+    )
+    assert reasons(cause, *many) == ["PodsRejected"], "not beyond the last that are shown"
+    assert reasons(startup) == ["Unhealthy"], "alone it tells something"
+    normal = event("PDCluster", "qwen", "EnginesStarting", warning=False)
+    assert reasons(startup, normal) == ["EnginesStarting", "Unhealthy"]
+    ready = event("Pod", proxy, "Unhealthy", message="Readiness probe failed: 503")
+    assert reasons(ready, cause) == ["PodsRejected", "Unhealthy"]
+    # Kubelet has given up on it once: that it never answers is the cause.
+    made.pods[proxy]["status"] = {"containerStatuses": [{"name": "proxy", "restartCount": 1}]}
+    assert reasons(startup, cause) == ["PodsRejected", "Unhealthy"]
+
+
 def test_only_the_newest_events_are_shown() -> None:
     many = [
         event("PDCluster", "qwen", f"Reason{number:02}", at=f"2026-11-29T12:00:{number:02}Z")

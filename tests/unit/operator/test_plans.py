@@ -431,8 +431,10 @@ def test_pods_that_may_not_be_made_are_told_and_come_once_they_may() -> None:
         assert world.condition(kind) == ("False", "PodsRejected")
     assert message(world, "DecodeReady") == (
         "0 of 2 decode engines are ready. Pods can't be made: exceeded quota: none, requested: "
-        "pods=1. Raise that quota, or ask for less."
+        "pods=1. Raise that quota, or want fewer of them: spec.decode.replicas."
     )
+    assert world.condition("Stalled") == ("True", "PodsRejected")
+    assert world.condition("Reconciling") == ("False", "NothingDue")
     assert world.condition("ConfigValid")[0] == "True", "the resource is not to blame"
     warnings = [(e.reason, e.message.split(":")[0]) for e in world.events if e.is_warning]
     assert ("PodsRejected", "Ready") in warnings
@@ -462,6 +464,145 @@ def test_a_pod_that_is_there_is_told_before_those_that_may_not_be_made() -> None
     assert world.condition("DecodeReady") == ("False", "ImageUnavailable")
     told = message(world, "DecodeReady")
     assert told.index("Back-off pulling") < told.index("exceeded quota")
+
+
+def stuck_pods(world: World, role: str, status: dict[str, Any]) -> None:
+    for pod in engine_pods(world, role):
+        pod["stuck"] = True
+        pod["status"] = status
+
+
+def waiting(reason: str, said: str = "") -> dict[str, Any]:
+    state = {"waiting": {"reason": reason, "message": said}}
+    return {"containerStatuses": [{"name": "engine", "image": "engine:1", "state": state}]}
+
+
+UNSCHEDULABLE = {
+    "conditions": [
+        {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": "0/3 nodes are available.",
+        }
+    ]
+}
+EXITS = {
+    "containerStatuses": [{"name": "engine", "lastState": {"terminated": {"exitCode": 1}}}],
+}
+STARTS: dict[str, Any] = {"phase": "Pending"}
+
+
+def started(**status: dict[str, Any]) -> World:
+    """A cluster whose first pods are stuck as given, by role."""
+    world = World()
+    for _ in range(2):
+        for action in world.plan().actions:
+            world.do(action)
+        world.move()
+    for role, each in status.items():
+        stuck_pods(world, role, each)
+    world.settle()
+    return world
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "is_stalled"),
+    [
+        (waiting("ImagePullBackOff"), "ImageUnavailable", True),
+        (waiting("CreateContainerConfigError", 'secret "a"'), "ContainerConfigInvalid", True),
+        (UNSCHEDULABLE, "Unschedulable", False),
+        (EXITS, "ContainerExits", False),
+    ],
+    ids=["image", "secret", "nodes", "exit"],
+)
+def test_what_a_person_must_mend_is_stalled_and_no_longer_reconciling(
+    status: dict[str, Any], reason: str, is_stalled: bool
+) -> None:
+    world = started(decode=status)
+    assert world.condition("Ready") == ("False", reason)
+    assert world.condition("Stalled") == (str(is_stalled), reason)
+    assert world.condition("Reconciling")[0] == str(not is_stalled)
+    assert "Nobody" not in message(world, "Stalled")
+    before = world.num_writes
+    world.settle()
+    assert world.num_writes == before
+
+
+def test_nobody_has_to_act_while_pods_start() -> None:
+    world = started(decode=STARTS)
+    assert world.condition("Ready") == ("False", "EnginesStarting")
+    assert world.condition("Stalled") == ("False", "NothingDue")
+    assert message(world, "Stalled") == "Nobody has to act."
+
+
+def test_pods_that_may_come_once_others_have_left_stall_nothing() -> None:
+    world = started()
+    world.pods_forbidden = QUOTA
+    world.edit(**EDITS["resources"])
+    for _ in range(3):
+        for action in world.plan().actions:
+            world.do(action)
+        world.move()
+    leaving = engine_pods(world, "prefill")[0]["metadata"]
+    leaving["deletionTimestamp"] = NOW
+    for action in world.plan().actions:
+        world.do(action)
+    assert world.condition("Ready")[1] == "PodsRejected"
+    assert world.condition("Stalled")[0] == "False"
+    del leaving["deletionTimestamp"]
+    for action in world.plan().actions:
+        world.do(action)
+    assert world.condition("Stalled") == ("True", "PodsRejected")
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "reason"),
+    [
+        (STARTS, waiting("ErrImagePull"), "ImageUnavailable"),
+        (UNSCHEDULABLE, waiting("ErrImagePull"), "ImageUnavailable"),
+        (STARTS, UNSCHEDULABLE, "Unschedulable"),
+        (UNSCHEDULABLE, EXITS, "Unschedulable"),
+    ],
+    ids=["mend before wait", "mend before may pass", "may pass before wait", "in order"],
+)
+def test_ready_tells_the_real_trouble(
+    prefill: dict[str, Any], decode: dict[str, Any], reason: str
+) -> None:
+    world = started(prefill=prefill, decode=decode)
+    assert world.condition("Ready") == ("False", reason)
+    kind = "PrefillReady" if world.condition("PrefillReady")[1] == reason else "DecodeReady"
+    assert message(world, "Ready") == message(world, kind)
+
+
+def test_engines_that_can_t_be_made_yet_say_what_they_wait_for() -> None:
+    world = World()
+    wanted = [each for each in world.plan().actions if isinstance(each, Apply)]
+    (target,) = (
+        found
+        for each in wanted
+        if each.manifest["kind"] == "ConfigMap" and (found := target_of(each)) is not None
+    )
+    no = Rejection(reason="ApplyForbidden", message="no", content=target.content, noted_at=NOW)
+    made = plan(replace(world.observed(), rejections={target.key: no}), SETTINGS, now=NOW)
+    for action in made.actions:
+        world.do(action)
+    assert world.condition("PrefillReady") == ("False", "EnginesStarting")
+    assert message(world, "PrefillReady") == (
+        "0 of 2 prefill engines are ready; they wait for ConfigMap qwen-proxy."
+    )
+    assert world.condition("ProxyReady") == ("False", "ProxiesStarting")
+    assert message(world, "ProxyReady").endswith("; they wait for ConfigMap qwen-proxy.")
+    assert world.condition("Ready") == ("False", "ApplyForbidden")
+
+
+def test_timing_that_can_t_hold_is_told_in_whole_sentences() -> None:
+    world = settled()
+    world.edit(kvTransfer={"kvLeaseDurationSeconds": 8})
+    world.settle()
+    assert world.condition("ConfigValid") == ("False", "InvalidTiming")
+    assert message(world, "Ready").endswith(".")
+    assert ".." not in message(world, "Ready")
 
 
 def test_pods_of_an_earlier_revision_are_told_after_those_that_may_not_be_made() -> None:

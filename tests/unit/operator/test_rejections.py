@@ -24,6 +24,7 @@ from pdcluster_operator.model.actions import (
 )
 from pdcluster_operator.model.observed import Child, Observed, Rejection
 from pdcluster_operator.model.rejections import pods_rejected, told, wording
+from pdcluster_operator.model.sentences import cut, joined
 from pdcluster_operator.plan.retries import (
     FORBIDDEN_MAX_S,
     REJECTED_S,
@@ -46,16 +47,27 @@ FOR_PODS = {
     ),
     "no PriorityClass with name urgent was found": "priorityClassName",
     'pod rejected: RuntimeClass "kata" not found': "runtimeClassName",
-    "maximum memory usage per Container is 1Gi, but limit is 2Gi": "the role's resources",
+    "maximum memory usage per Container is 1Gi, but limit is 2Gi": "spec.decode.resources",
+    "exceeded quota: q, requested: limits.memory=2Gi, used: limits.memory=0": (
+        "ask for less: spec.decode.replicas, spec.decode.resources"
+    ),
+    "exceeded quota: q, requested: requests.nvidia.com/gpu=8, used: requests.nvidia.com/gpu=0": (
+        "spec.decode.resources"
+    ),
+    "exceeded quota: q, requested: count/pods=1, used: count/pods=0": (
+        "want fewer of them: spec.decode.replicas"
+    ),
     "unable to validate against any security context constraint: []": "runAsUser to any",
     'admission webhook "policy.example" denied the request: no': "what that policy objects to",
     "something that nobody has seen yet": "kubectl describe replicaset",
 }
 
 
-def deployment(*conditions: object) -> Child:
+def deployment(*conditions: object, role: str = "decode") -> Child:
     key = ObjectKey("Deployment", "qwen-decode-6f9c1d2e")
-    return Child(key=key, uid="u", owner_uid="o", live={"status": {"conditions": conditions}})
+    live = {"status": {"conditions": conditions}}
+    labels = {"pdcluster.io/role": role} if role else {}
+    return Child(key=key, uid="u", owner_uid="o", labels=labels, live=live)
 
 
 def failure(message: str, **other: str) -> dict[str, str]:
@@ -71,6 +83,20 @@ def test_pods_that_can_t_be_made_say_why_and_what_to_do(said: str, remedy: str) 
     assert found.message.startswith(f"Pods can't be made: {said}. ")
     assert remedy in found.message.removeprefix(f"Pods can't be made: {said}. ")
     assert "x7k2p" not in found.message, "the next try has another name"
+
+
+def test_what_proxies_ask_for_is_theirs() -> None:
+    said = f"{POD}exceeded quota: q, requested: requests.cpu=2, used: requests.cpu=0"
+    found = pods_rejected(deployment(failure(said), role=""))
+    assert found is not None
+    assert found.message.endswith("ask for less: spec.proxy.replicas, spec.proxy.resources.")
+
+
+@pytest.mark.parametrize("what", ["count/configmaps", "configmaps", "services.nodeports"])
+def test_an_object_can_t_be_asked_to_take_less(what: str) -> None:
+    said = f'configmaps "x" is forbidden: exceeded quota: q, requested: {what}=1, used: {what}=9'
+    text = told("ConfigMap qwen-proxy can't be applied", "ApplyForbidden", said)
+    assert text.endswith(f"used: {what}=9. Raise that quota.")
 
 
 @pytest.mark.parametrize(
@@ -144,6 +170,26 @@ def test_an_object_that_is_not_taken_says_why_and_what_to_do(
 def test_a_long_word_of_the_server_s_is_cut() -> None:
     assert len(wording("x" * 5000)) < 1000
     assert wording('Service "a" is invalid: spec.x:\n  no.') == "spec.x: no"
+    text = told("Service qwen can't be applied", "ApplyRejected", "word " * 1000)
+    assert "word... Change the field" in text
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        (("a", "b."), "a. b."),
+        (("a..", "b"), "a. b."),
+        (("", "a...", " Who? "), "a... Who?"),
+        ((), ""),
+    ],
+)
+def test_each_sentence_has_one_end(parts: tuple[str, ...], expected: str) -> None:
+    assert joined(*parts) == expected
+
+
+def test_what_is_cut_says_so() -> None:
+    assert cut("a b.\nc", 5) == "a b...", "no word and no fourth full stop"
+    assert cut("a \n b", 3) == "a b"
 
 
 # --- when --------------------------------------------------------------------------------------
@@ -235,7 +281,10 @@ def test_changes_and_deletions_wait_alike(action: Action) -> None:
     assert found.again_in_s == 1
 
 
-ENGINES = made("Deployment", "qwen-decode")
+DECODE = {"pdcluster.io/role": "decode"}
+ENGINES = Apply(
+    manifest={"kind": "Deployment", "metadata": {"name": "qwen-decode", "labels": DECODE}}
+)
 
 
 @pytest.mark.parametrize(
@@ -247,6 +296,8 @@ def test_pods_are_not_made_without_what_they_need_or_what_guards_them(kind: str)
     found = sift(observed((need, forbidden())), [need, service, ENGINES], now=NOW)
     assert found.due == (service,)
     assert found.untried == (service,)
+    assert found.rejected == (ObjectKey(kind, "qwen"),)
+    assert found.awaited == {"decode": (ObjectKey(kind, "qwen"),)}
     # Those that run are changed all the same, and so is what is only in need of a change.
     running = replace(ENGINES, uid="u")
     changed = replace(need, uid="u")
@@ -257,7 +308,16 @@ def test_pods_are_not_made_without_what_they_need_or_what_guards_them(kind: str)
 @pytest.mark.parametrize("kind", ["Service", "PodDisruptionBudget", "PDPool"])
 def test_they_are_made_without_all_else(kind: str) -> None:
     other = made(kind)
-    assert ENGINES in sift(observed((other, forbidden())), [other, ENGINES], now=NOW).due
+    found = sift(observed((other, forbidden())), [other, ENGINES], now=NOW)
+    assert ENGINES in found.due
+    assert found.awaited == {}
+
+
+def test_pods_wait_for_a_deployment_that_is_rejected() -> None:
+    found = sift(observed((ENGINES, forbidden())), [ENGINES], now=NOW)
+    assert found.awaited == {"decode": (ObjectKey("Deployment", "qwen-decode"),)}
+    changed = replace(ENGINES, uid="u")
+    assert sift(observed((changed, forbidden())), [changed], now=NOW).awaited == {}
 
 
 def test_only_what_is_about_a_child_can_be_rejected_for_it() -> None:

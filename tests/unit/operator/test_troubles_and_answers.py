@@ -20,6 +20,7 @@ from pdcluster_operator.kube.answers import error_of
 from pdcluster_operator.kube.resources import RESOURCES
 from pdcluster_operator.model.pod_trouble import trouble_of
 from pdcluster_operator.model.reading import read_pod
+from pdcluster_operator.model.rejections import told, wording
 from pdcluster_operator.work_queue import BACKOFF_MAX_S, backoff_s
 
 
@@ -34,6 +35,7 @@ def pod(*, waiting: dict[str, str] | None = None, **status: Any) -> dict[str, ob
     return {"metadata": {"name": "p"}, "status": {"containerStatuses": containers} | status}
 
 
+FORBIDDEN = "ApplyForbidden"
 MISSING_SECRET = 'secret "hf" not found'
 AS_ROOT = "container has runAsNonRoot and image will run as root"
 FULL = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
@@ -96,6 +98,80 @@ def test_a_pod_that_does_not_get_on_says_why_and_what_to_do(
     assert remedy in found.message
 
 
+def pod_of(part: str, *, container: str = "", **content: Any) -> dict[str, object]:
+    """A pod of a role's or of the proxies', with one container."""
+    own = "proxy" if part == "proxy" else "engine"
+    labels = {"app.kubernetes.io/component": own}
+    if own == "engine":
+        labels["pdcluster.io/role"] = part
+    waiting = {"waiting": {"reason": content.pop("reason"), "message": content.pop("said", "")}}
+    name = container or own
+    return {
+        "metadata": {"name": "p", "labels": labels},
+        "spec": {"containers": [{"name": name, **content}]},
+        "status": {"containerStatuses": [{"name": name, "image": "i:1", "state": waiting}]},
+    }
+
+
+def remedy_of(raw: dict[str, object]) -> str:
+    found = trouble_of(raw, ())
+    assert found is not None
+    return found.message
+
+
+def variable(name: str, **source: str) -> dict[str, Any]:
+    return {"name": name, "valueFrom": {kind: {"name": each} for kind, each in source.items()}}
+
+
+@pytest.mark.parametrize(
+    ("part", "container", "field"),
+    [
+        ("decode", "", "(spec.decode.image, or else spec.engine.image), and spec.engine.imageP"),
+        ("prefill", "", "(spec.prefill.image, or else spec.engine.image)"),
+        ("proxy", "", "(spec.proxy.image, or else the chart's image), and the chart's imageP"),
+        ("decode", "mesh", "(spec.decode.podTemplate)"),
+        ("proxy", "mesh", "(a container that the operator has not made)"),
+    ],
+)
+def test_an_image_is_named_with_the_field_it_comes_from(
+    part: str, container: str, field: str
+) -> None:
+    assert field in remedy_of(pod_of(part, container=container, reason="ErrImagePull"))
+
+
+CONFIG = "CreateContainerConfigError"
+TOKEN = variable("HF_TOKEN", secretKeyRef="hf")
+MINE = variable("MINE", configMapKeyRef="mine")
+
+
+@pytest.mark.parametrize(
+    ("part", "said", "where"),
+    [
+        ("decode", MISSING_SECRET, "(spec.model.tokenSecretRef.name)."),
+        ("prefill", "couldn't find key x in Secret serving/hf", "(spec.model.tokenSecretRef.key)."),
+        (
+            "decode",
+            'configmap "mine" not found',
+            "spec.engine.env, spec.decode.env, spec.decode.podTemplate: variable MINE).",
+        ),
+        ("decode", 'secret "hf-other" not found', "(spec.model.tokenSecretRef, spec.engine.env, "),
+        ("proxy", 'configmap "mine" not found', "makes the proxies' ConfigMap: see ConfigValid."),
+    ],
+)
+def test_what_is_missing_is_told_with_the_field_that_names_it(
+    part: str, said: str, where: str
+) -> None:
+    raw = pod_of(part, reason=CONFIG, said=said, env=[TOKEN, MINE, {"name": "X", "value": "hf"}])
+    assert where in remedy_of(raw)
+
+
+def test_where_we_cut_three_full_stops_tell_it_and_nowhere_are_two() -> None:
+    said = remedy_of(pod(waiting={"reason": "ErrImagePull", "message": "x." + "y" * 900}))
+    assert "yyy... Check" in said
+    said = remedy_of(pod(waiting={"reason": "ErrImagePull", "message": "no such host."}))
+    assert "no such host. Check" in said
+
+
 def test_a_volume_that_is_missing_shows_in_events_alone() -> None:
     raw = pod(waiting={"reason": "ContainerCreating"})
     assert trouble_of(raw, ()) is None
@@ -104,6 +180,11 @@ def test_a_volume_that_is_missing_shows_in_events_alone() -> None:
     assert found is not None
     assert found.reason == "VolumeUnavailable"
     assert '"models"' in found.message
+    assert found.is_lasting
+    said = "Multi-Attach error: the volume is used by another pod"
+    found = trouble_of(raw, [{"reason": "FailedAttachVolume", "message": said}])
+    assert found is not None
+    assert not found.is_lasting, "the other pod may leave"
 
 
 @pytest.mark.parametrize(
@@ -163,6 +244,16 @@ def test_a_rejection_keeps_the_server_s_own_words(code: int) -> None:
     error = error_of("PATCH /x", code, status("no such thing"), None)
     assert isinstance(error, RejectedError)
     assert error.said == "no such thing"
+
+
+@pytest.mark.parametrize("body", [status("word " * 1000), "word " * 1000])
+def test_long_words_are_cut_and_say_so_to_the_end(body: str) -> None:
+    error = error_of("PATCH /x", 403, body, None)
+    assert isinstance(error, ForbiddenError)
+    assert len(error.said) < 810
+    assert "word... Let the operator" in told("Service a can't be applied", FORBIDDEN, error.said)
+    long = 'services "qwen" is forbidden: ' + error.said
+    assert wording(long).endswith("word...")
 
 
 def test_a_template_that_cannot_be_typed_is_told_apart() -> None:

@@ -61,8 +61,8 @@ endef
 
 # CI tests on real engines and on a real Kubernetes; elsewhere each can be left out.
 .PHONY: test
-test: check $(if $(WITHOUT_VLLM),,vllm-env) ## Everything: check, then all tests (real vLLM and a real Kubernetes included)
-	@$(if $(WITHOUT_KUBERNETES),,$(BIN)/python -m tools.prepare_cluster_tests --while) $(MAKE) test-bare
+test: check ## Everything: check, then all tests (real vLLM and a real Kubernetes included)
+	@$(if $(WITHOUT_KUBERNETES),,$(BIN)/python -m tools.prepare_cluster_tests --while) $(MAKE) $(if $(WITHOUT_VLLM),,vllm-env) test-bare
 	@$(if $(WITHOUT_KUBERNETES),echo "a real Kubernetes was left out: WITHOUT_KUBERNETES is set",$(call tests,cluster))
 	@$(if $(WITHOUT_VLLM),echo "real vLLM was left out: WITHOUT_VLLM is set",$(call tests,engine))
 

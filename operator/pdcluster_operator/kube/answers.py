@@ -29,6 +29,8 @@ __all__ = ["error_of"]
 _UNTYPED: Final = "failed to create typed patch object"
 _WEBHOOK_AWAY: Final = "failed calling webhook"
 _TERMINATING: Final = "because it is being terminated"
+# For some seconds a server does not know the kind of an owner whose definition is new.
+_NEW_KIND: Final = "no matches for kind"
 _MESSAGE_MAX: Final = 800
 _BY_STATUS: Final[Mapping[int, type[OperatorError]]] = {
     HTTPStatus.NOT_FOUND: MissingError,
@@ -56,7 +58,8 @@ def error_of(what: str, status: int, body: str, retry_after: str | None) -> Oper
         return ApplyRejectedError(message, is_template="spec.template" in said, said=said)
     if status == HTTPStatus.FORBIDDEN and _TERMINATING in said:
         return TerminatingError(message)
-    if status == HTTPStatus.FORBIDDEN or _WEBHOOK_AWAY in said:
+    is_forbidden = status == HTTPStatus.FORBIDDEN and _NEW_KIND not in said
+    if is_forbidden or _WEBHOOK_AWAY in said:
         return ForbiddenError(message, said=said)
     seconds = float(retry_after) if retry_after and retry_after.isdecimal() else None
     return ClusterApiError(message, retry_after_s=seconds)

@@ -225,6 +225,7 @@ def status(message: str) -> str:
         (500, status("failed calling webhook: connection denied"), ForbiddenError),
         (403, status("exceeded quota"), ForbiddenError),
         (403, "", ForbiddenError),
+        (403, status('cannot find RESTMapping: no matches for kind "PDCluster"'), ClusterApiError),
         (403, status("unable to create: because it is being terminated"), TerminatingError),
         (409, status("because it is being terminated"), ConflictError),
         (429, status("slow down"), ClusterApiError),

@@ -1,8 +1,8 @@
 """System packages that the tests on a real Kubernetes need: named, or installed.
 
-Shell. ``make test-cluster`` calls it before those tests. Where ``CI`` is set and we are root on
-Debian, what is missing is installed; anywhere else the command is printed and the tests skip with
-that reason.
+Shell. ``tools.prepare_cluster_tests`` and the demo call it first. Where ``CI`` is set and we are
+root on Debian, what is missing is installed; anywhere else the command is printed and the tests
+skip with that reason.
 
 Usage: ``python -m tools.system_packages``.
 """

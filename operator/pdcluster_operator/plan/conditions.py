@@ -21,10 +21,12 @@ from pdcluster_operator.model.sentences import joined
 from pdcluster_operator.plan.counts import RoleCounts, num_ready_proxies
 from pdcluster_operator.plan.troubles import trouble_of_any, trouble_of_proxies, trouble_of_role
 
-__all__ = ["Finding", "Situation", "conditions_of", "invalid_conditions"]
+__all__ = ["TROUBLES", "Finding", "Situation", "conditions_of", "invalid_conditions"]
 
 _TRUE, _FALSE, _UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
-_TROUBLES = frozenset({*ConfigInvalidReason, *TroubleReason})
+TROUBLES = frozenset({*ConfigInvalidReason, *TroubleReason})
+"""What is no ordinary course of things: somebody should look."""
+
 _ROLE_CONDITIONS = {
     Role.PREFILL: ConditionType.PREFILL_READY,
     Role.DECODE: ConditionType.DECODE_READY,
@@ -256,7 +258,7 @@ def _urgency(gate: Finding) -> int:
     """What is told first: 0 what a person must mend, 1 other troubles, 2 what takes its time."""
     if gate.is_lasting:
         return 0
-    return 1 if gate.reason in _TROUBLES else 2
+    return 1 if gate.reason in TROUBLES else 2
 
 
 def _measured() -> Iterator[Finding]:
@@ -320,7 +322,7 @@ def _kstatus(ready: Finding, progressing: Finding) -> Iterator[Finding]:
         yield _finding(reconciling, _FALSE, Reason.NOTHING_DUE, "Nothing is due.")
     else:
         yield _finding(reconciling, _TRUE, ready.reason, ready.message)
-    if ready.reason in _TROUBLES:
+    if ready.reason in TROUBLES:
         message = "It may pass by itself; if it does not, a person has to act: see Ready."
         yield _finding(stalled, _FALSE, ready.reason, message)
     else:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from pdcluster_api.conditions import ConfigInvalidReason, TroubleReason
+from pdcluster_api.conditions import ConfigInvalidReason
 from pdcluster_api.proxy_config import Role
 from pdcluster_api.revision import revision_of
 from pdcluster_api.support import KEEPER
@@ -32,6 +32,7 @@ from pdcluster_operator.plan.children import (
     strangers,
 )
 from pdcluster_operator.plan.conditions import (
+    TROUBLES,
     Finding,
     Situation,
     conditions_of,
@@ -167,10 +168,6 @@ def _same_conditions(status: Mapping[str, object], before: Mapping[str, object])
 _TOLD = frozenset({"Ready", "ConfigValid", "PrefillReady", "DecodeReady", "ProxyReady"})
 
 
-_LASTING = frozenset({*ConfigInvalidReason, *TroubleReason})
-"""What does not pass by waiting."""
-
-
 def _has_turned(observed: Observed, finding: Finding) -> bool:
     """Whether a condition that people follow has another status or reason than before."""
     if finding.type.value not in _TOLD:
@@ -185,7 +182,7 @@ def _has_turned(observed: Observed, finding: Finding) -> bool:
 
 def _event(finding: Finding) -> EmitEvent:
     return EmitEvent(
-        is_warning=finding.status.value == "False" and finding.reason in _LASTING,
+        is_warning=finding.status.value == "False" and finding.reason in TROUBLES,
         reason=str(finding.reason),
         message=f"{finding.type.value}: {finding.message}",
     )

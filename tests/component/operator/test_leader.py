@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -20,19 +21,25 @@ class Hanging:
     read_namespaced_lease = replace_namespaced_lease = create_namespaced_lease = _never
 
 
-async def test_a_leader_whose_server_hangs_ends_before_a_follower_may_take_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+async def hanging(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[leader._Lock]:
+    """The Lease of a server that hangs."""
     # The same proportions, a twentieth of the time.
     monkeypatch.setattr(leader, "CALL_S", 0.15)
     async with ApiClient() as api:
         lock = leader._Lock("pdcluster", "sys", "first", api)
         lock.api_instance = Hanging()
-        began = asyncio.get_running_loop().time()
-        async with asyncio.timeout(5):
-            found, _ = await lock.get("pdcluster", "sys")
-        assert not found
-        assert asyncio.get_running_loop().time() - began < 1.0
+        yield lock
+
+
+async def test_a_leader_whose_server_hangs_ends_before_a_follower_may_take_over(
+    hanging: leader._Lock,
+) -> None:
+    began = asyncio.get_running_loop().time()
+    async with asyncio.timeout(5):
+        found, _ = await hanging.get("pdcluster", "sys")
+    assert not found
+    assert asyncio.get_running_loop().time() - began < 1.0
 
 
 def test_a_silent_server_ends_a_leader_in_time() -> None:
@@ -68,11 +75,7 @@ async def test_only_ones_own_lease_is_released(holder: str, num_writes: int) -> 
 
 
 async def test_a_server_that_hangs_does_not_keep_a_stopped_leader(
-    monkeypatch: pytest.MonkeyPatch,
+    hanging: leader._Lock,
 ) -> None:
-    monkeypatch.setattr(leader, "CALL_S", 0.15)
-    async with ApiClient() as api:
-        lock = leader._Lock("pdcluster", "sys", "first", api)
-        lock.api_instance = Hanging()
-        async with asyncio.timeout(5):
-            await lock.release()
+    async with asyncio.timeout(5):
+        await hanging.release()

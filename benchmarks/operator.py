@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import socket
 import statistics
 import subprocess
@@ -86,8 +85,7 @@ def control_plane() -> Iterator[Layout]:
     try:
         yield cluster.start(build_all(default_cache()), is_full=False)
     finally:
-        cluster.stop()
-        shutil.rmtree(cluster.folder)
+        cluster.remove()
 
 
 @contextmanager

@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -144,11 +143,11 @@ def main() -> int:
         return 1
     finally:
         if not args.keep:
-            cluster.stop()
             if has_failed:
+                cluster.stop()
                 print(f"cluster-demo: the logs are in {FOLDER / 'logs'}", file=sys.stderr)
             else:
-                shutil.rmtree(FOLDER)
+                cluster.remove()
     say("Done. Nothing is left of the cluster." if not args.keep else f"It runs on: {FOLDER}")
     return 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,5 +55,4 @@ def started_cluster(programs: Path, name: str, **wanted: Any) -> Iterator[Cluste
         try:
             yield cluster
         finally:
-            cluster.stop()
-            shutil.rmtree(folder)
+            cluster.remove()

@@ -65,8 +65,7 @@ class Situation:
         is_rolling: Engines of another revision are left.
         is_changing: A Deployment has yet to be applied, or its pods to follow.
         is_paused: Nothing is changed, by the user's wish.
-        rejections: What the API server would not have, and is still wanted.
-        rejected: The children that these speak of, in the same order.
+        rejections: What the API server would not have, and is still wanted, by child.
         awaited: What Deployments that are not there yet wait for, by their role; "" are proxies.
     """
 
@@ -78,8 +77,7 @@ class Situation:
     is_rolling: bool
     is_changing: bool
     is_paused: bool
-    rejections: tuple[Rejection, ...] = ()
-    rejected: tuple[ObjectKey, ...] = ()
+    rejections: Mapping[ObjectKey, Rejection] = field(default_factory=dict)
     awaited: Mapping[str, tuple[ObjectKey, ...]] = field(default_factory=dict)
 
     @property
@@ -130,12 +128,13 @@ def _finding(kind: ConditionType, status: ConditionStatus, reason: str, message:
 def _config(situation: Situation) -> Finding:
     kind, rejections = ConditionType.CONFIG_VALID, situation.rejections
     if rejections:
-        others = _names(situation.rejected[1:])
+        (_, first), *rest = rejections.items()
+        others = _names(key for key, _ in rest)
         return Finding(
             type=kind,
             status=_FALSE,
-            reason=rejections[0].reason,
-            message=joined(rejections[0].message, f"Also: {others}" if others else ""),
+            reason=first.reason,
+            message=joined(first.message, f"Also: {others}" if others else ""),
             is_lasting=True,
         )
     unknown = ", ".join(situation.observed.unknown)

@@ -109,8 +109,7 @@ def _act(
         is_rolling=not step.is_over,
         is_changing=_is_changing(observed, sifted.untried),
         is_paused=is_paused,
-        rejections=sifted.standing,
-        rejected=sifted.rejected,
+        rejections=sifted.rejections,
         awaited=sifted.awaited,
     )
     findings = conditions_of(situation)

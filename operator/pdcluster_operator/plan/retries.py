@@ -41,16 +41,14 @@ class Sifted:
     Attributes:
         due: What to do now.
         untried: Those of them that nobody has rejected.
-        standing: What the API server said to the others, in the order of the actions.
-        rejected: What children it was said of, in the same order.
+        rejections: What the API server said of the others, by child, in the order of the actions.
         awaited: What Deployments that are not there yet wait for, by their role; "" are proxies.
         again_in_s: When the next of the others is due; None: there is none that waits.
     """
 
     due: tuple[Action, ...]
     untried: tuple[Action, ...]
-    standing: tuple[Rejection, ...] = ()
-    rejected: tuple[ObjectKey, ...] = ()
+    rejections: Mapping[ObjectKey, Rejection] = field(default_factory=dict)
     awaited: Mapping[str, tuple[ObjectKey, ...]] = field(default_factory=dict)
     again_in_s: float | None = None
 
@@ -65,9 +63,8 @@ def sift(observed: Observed, actions: Iterable[Action], *, now: str) -> Sifted:
     """
     due: list[Action] = []
     untried: list[Action] = []
-    standing: list[Rejection] = []
+    rejections: dict[ObjectKey, Rejection] = {}
     waits: list[float] = []
-    rejected: list[ObjectKey] = []
     missing: list[ObjectKey] = []
     awaited: dict[str, tuple[ObjectKey, ...]] = {}
     for action in actions:
@@ -80,8 +77,7 @@ def sift(observed: Observed, actions: Iterable[Action], *, now: str) -> Sifted:
             due.append(action)
             untried.append(action)
             continue
-        standing.append(rejection)
-        rejected.append(target.key)
+        rejections[target.key] = rejection
         if _is_missing(action):
             missing.append(target.key)
         elif is_new_deployment(action):
@@ -95,8 +91,7 @@ def sift(observed: Observed, actions: Iterable[Action], *, now: str) -> Sifted:
     return Sifted(
         due=tuple(due),
         untried=tuple(untried),
-        standing=tuple(standing),
-        rejected=tuple(rejected),
+        rejections=rejections,
         awaited=awaited,
         again_in_s=min(waits, default=None),
     )

@@ -244,7 +244,7 @@ def test_a_try_is_due_when_its_wait_is_over(now: str, is_due: bool, again_in_s: 
     found = sift(seen, [SERVICE], now=now)
     assert found.due == ((SERVICE,) if is_due else ())
     assert found.again_in_s == again_in_s
-    assert [each.message for each in found.standing] == ["no"], "told whether due or not"
+    assert [each.message for each in found.rejections.values()] == ["no"], "told whether due or not"
     assert found.untried == ()
 
 
@@ -266,12 +266,12 @@ OTHER = [
 @pytest.mark.parametrize("action", OTHER, ids=[type(each).__name__ for each in OTHER])
 def test_another_content_is_another_matter(action: Action) -> None:
     found = sift(observed((SERVICE, forbidden())), [action], now=NOW)
-    assert (found.due, found.untried, found.standing) == ((action,), (action,), ())
+    assert (found.due, found.untried, found.rejections) == ((action,), (action,), {})
 
 
 def test_what_is_wanted_no_longer_is_told_no_longer() -> None:
     found = sift(observed((SERVICE, forbidden())), [], now=NOW)
-    assert (found.standing, found.again_in_s) == ((), None)
+    assert (found.rejections, found.again_in_s) == ({}, None)
 
 
 @pytest.mark.parametrize("action", OTHER[3:], ids=["Patch", "Delete"])
@@ -296,7 +296,7 @@ def test_pods_are_not_made_without_what_they_need_or_what_guards_them(kind: str)
     found = sift(observed((need, forbidden())), [need, service, ENGINES], now=NOW)
     assert found.due == (service,)
     assert found.untried == (service,)
-    assert found.rejected == (ObjectKey(kind, "qwen"),)
+    assert list(found.rejections) == [ObjectKey(kind, "qwen")]
     assert found.awaited == {"decode": (ObjectKey(kind, "qwen"),)}
     # Those that run are changed all the same, and so is what is only in need of a change.
     running = replace(ENGINES, uid="u")
@@ -346,5 +346,5 @@ def test_what_is_told_does_not_depend_on_what_is_due(nums: list[int], at: int, l
     one, two = (
         sift(seen, ACTIONS, now=f"2026-11-29T12:00:{second:02d}Z") for second in (at, later)
     )
-    assert (one.standing, one.untried) == (two.standing, two.untried)
+    assert (one.rejections, one.untried) == (two.rejections, two.untried)
     assert set(map(str, one.untried)) <= set(map(str, one.due))

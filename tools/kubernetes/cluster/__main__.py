@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
-import shutil
 import sys
 from pathlib import Path
 
@@ -84,8 +83,7 @@ def _act(cluster: Cluster, args: argparse.Namespace) -> int:
             _start(cluster, args)
             print(json.dumps(_status(cluster), indent=1))
         case "stop":
-            cluster.stop()
-            shutil.rmtree(cluster.folder)
+            cluster.remove()
             print(f"Nothing is left of the cluster in {cluster.folder}.")
         case "status":
             print(json.dumps(_status(cluster), indent=1))

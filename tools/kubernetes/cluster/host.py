@@ -184,6 +184,15 @@ class Cluster:
             if entry.name not in {"lock", "logs"}:
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
+    def remove(self) -> None:
+        """Stop it and remove its folder too, with the logs.
+
+        Raises:
+            ClusterError: The folder holds what is no cluster's; nothing was removed.
+        """
+        self.stop()
+        shutil.rmtree(self.folder)
+
     def exec(self, argv: Sequence[str]) -> int:
         """Run a program in the cluster's namespaces; returns its exit code.
 

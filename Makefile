@@ -54,21 +54,26 @@ vllm-env: $(UV) ## Build the environment that runs real vLLM on a CPU (6 GB, in 
 # Leases, heartbeats and processes are timed by a machine that others use too: what failed gets one
 # more chance, alone. Its first failure stays in the output, to be looked into.
 define tests
-$(BIN)/pytest -m $(1) $(PYTEST_ARGS) || { \
+$(BIN)/pytest -m $(1) $(2) $(PYTEST_ARGS) || { \
 	echo "=== What failed is tried once more, alone ==="; \
 	$(BIN)/pytest -m $(1) --last-failed --last-failed-no-failures none $(PYTEST_ARGS); }
 endef
 
-# CI tests on real engines and on a real Kubernetes; elsewhere each can be left out.
+# CI tests on real engines and on a real Kubernetes; elsewhere each can be left out. Kubernetes is
+# built beside the tests that do without it.
 .PHONY: test
 test: check ## Everything: check, then all tests (real vLLM and a real Kubernetes included)
-	@$(if $(WITHOUT_KUBERNETES),,$(BIN)/python -m tools.prepare_cluster_tests --while) $(MAKE) $(if $(WITHOUT_VLLM),,vllm-env) test-bare
-	@$(if $(WITHOUT_KUBERNETES),echo "a real Kubernetes was left out: WITHOUT_KUBERNETES is set",$(call tests,cluster))
-	@$(if $(WITHOUT_VLLM),echo "real vLLM was left out: WITHOUT_VLLM is set",$(call tests,engine))
+	@$(if $(WITHOUT_KUBERNETES),,$(BIN)/python -m tools.prepare_cluster_tests --while) $(MAKE) test-bare $(if $(WITHOUT_VLLM),,test-engine)
+	@$(if $(WITHOUT_VLLM),echo "real vLLM was left out: WITHOUT_VLLM is set")
+	@$(if $(WITHOUT_KUBERNETES),echo "a real Kubernetes was left out: WITHOUT_KUBERNETES is set",$(MAKE) test-cluster)
 
 .PHONY: test-bare
 test-bare: setup ## What needs neither real vLLM nor a real Kubernetes
 	@$(call tests,"not engine and not cluster")
+
+.PHONY: test-engine
+test-engine: setup vllm-env ## Tests on real vLLM (CPU) alone
+	@$(call tests,engine)
 
 .PHONY: test-quick
 test-quick: setup ## Unit and component tests only
@@ -97,7 +102,7 @@ cluster-shell: setup ## A shell with kubectl and helm for it
 .PHONY: test-cluster
 test-cluster: setup ## Tests on a real Kubernetes alone (root, Go)
 	@$(BIN)/python -m tools.prepare_cluster_tests
-	@$(BIN)/pytest -m cluster $(PYTEST_ARGS)
+	@$(call tests,cluster,--numprocesses=2)
 
 .PHONY: cluster-demo
 cluster-demo: setup ## The whole way on a Kubernetes of its own: chart, example, one answer (root, Go)

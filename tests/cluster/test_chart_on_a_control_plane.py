@@ -40,7 +40,8 @@ def admin(plane: Layout) -> Iterator[Kubectl]:
     """kubectl as the administrator; neither CRDs nor releases are left by a test before."""
     made = Kubectl(plane.bin / "kubectl", plane.kubeconfig)
     yield made
-    made("delete", "crd", *CRDS, "--ignore-not-found")
+    # One that was changed a moment ago is finalized late at times.
+    made("delete", "crd", *CRDS, "--ignore-not-found", timeout_s=180.0)
     leftover = ("-l", "app.kubernetes.io/managed-by=Helm", "--ignore-not-found")
     made("delete", "clusterrole,clusterrolebinding", *leftover)
 

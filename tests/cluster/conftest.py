@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tools.kubernetes.cluster.layout import Layout
+
 from tests.support.kubernetes import Kubectl
 from tests.support.operator_rig import NODE, OperatorRig
 from tests.support.real_kubernetes import find_programs, started_cluster
-from tools.kubernetes.cluster.layout import Layout
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,14 +23,14 @@ def programs() -> Path:
     return find_programs()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def control_plane(programs: Path) -> Iterator[Layout]:
     """A control plane without a node: a test plays the kubelet."""
     with started_cluster(programs, "pdcluster-tests-control-plane", is_full=False) as cluster:
         yield cluster.layout
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def kubectl(control_plane: Layout) -> Kubectl:
     """kubectl as the administrator, with our CRDs in place."""
     made = Kubectl(control_plane.bin / "kubectl", control_plane.kubeconfig)

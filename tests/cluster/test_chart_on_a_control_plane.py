@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 import yaml
+from tools.kubernetes.cluster.layout import Layout
+from tools.kubernetes.foreign_crds import Project, crd_files
+
 from tests.support.chart import PRESETS, kubeconfig_of, preset, render
 from tests.support.kubernetes import Kubectl, KubectlError, eventually
 from tests.support.next_version import next_chart
 from tests.support.node import CHART, Helm
 from tests.support.real_kubernetes import started_cluster
-from tools.kubernetes.cluster.layout import Layout
-from tools.kubernetes.foreign_crds import Project, crd_files
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -40,8 +41,7 @@ def admin(plane: Layout) -> Iterator[Kubectl]:
     """kubectl as the administrator; neither CRDs nor releases are left by a test before."""
     made = Kubectl(plane.bin / "kubectl", plane.kubeconfig)
     yield made
-    # One that was changed a moment ago is finalized late at times.
-    made("delete", "crd", *CRDS, "--ignore-not-found", timeout_s=180.0)
+    made.delete_crds(*CRDS)
     leftover = ("-l", "app.kubernetes.io/managed-by=Helm", "--ignore-not-found")
     made("delete", "clusterrole,clusterrolebinding", *leftover)
 

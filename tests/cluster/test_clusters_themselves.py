@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.support.kubernetes import Kubectl, KubectlError, claimed_folder, eventually
 from tools.kubernetes.cluster.host import Cluster
+
+from tests.support.kubernetes import Kubectl, KubectlError, claimed_folder, eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 

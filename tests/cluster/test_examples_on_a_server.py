@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.support.kubernetes import Kubectl
-from tests.support.kubernetes_world import SETTINGS
 
 from pdcluster_api.loading import load_cluster
 from pdcluster_api.proxy_config import Role
 from pdcluster_operator.manifests.engines import engine_deployment
 from pdcluster_operator.manifests.objects import Owner
 from pdcluster_operator.manifests.rendering import shared_objects
+from tests.support.kubernetes import Kubectl
+from tests.support.kubernetes_world import SETTINGS
 
 pytestmark = pytest.mark.cluster
 

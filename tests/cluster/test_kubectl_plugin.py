@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from tests.support.kubectl_plugin import Plugin
 from tests.support.kubernetes import Kubectl, eventually
 from tests.support.kubernetes_world import resource

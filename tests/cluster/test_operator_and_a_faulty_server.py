@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tools.kubernetes.cluster.layout import Layout
+
 from tests.support.faulty_api import Answer, FaultyApi, Seen
 from tests.support.kubernetes import Kubectl, eventually
 from tests.support.operator_rig import OperatorRig
-from tools.kubernetes.cluster.layout import Layout
 
 pytestmark = pytest.mark.cluster
 

@@ -7,9 +7,10 @@ import time
 import urllib.request
 
 import pytest
+from tools.kubernetes.cluster.layout import Layout
+
 from tests.support.kubernetes import eventually
 from tests.support.operator_rig import OperatorRig
-from tools.kubernetes.cluster.layout import Layout
 
 pytestmark = pytest.mark.cluster
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tools.kubernetes.cluster.layout import Layout
+
 from tests.support.kubernetes import Kubectl, eventually
 from tests.support.kubernetes_world import resource
 from tests.support.operator_rig import OperatorRig
-from tools.kubernetes.cluster.layout import Layout
 
 pytestmark = pytest.mark.cluster
 

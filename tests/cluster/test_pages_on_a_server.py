@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import yaml
+from tools.kubernetes.foreign_crds import Project, crd_files
+
 from tests.support.kubernetes import Kubectl, KubectlError
 from tests.support.operator_rig import OperatorRig
 from tests.support.pages import PAGES, ROOT, blocks, commands
-from tools.kubernetes.foreign_crds import Project, crd_files
 
 pytestmark = pytest.mark.cluster
 

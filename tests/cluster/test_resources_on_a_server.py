@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.support.kubernetes import Kubectl, KubectlError
-from tests.support.resource_table import BAD, GOOD
-from tests.support.resources import broken_by, text_of
 
 from pdcluster_api.loading import load_cluster
 from pdcluster_api.problems import ResourceError
+from tests.support.kubernetes import Kubectl, KubectlError
+from tests.support.resource_table import BAD, GOOD
+from tests.support.resources import broken_by, text_of
 
 pytestmark = pytest.mark.cluster
 

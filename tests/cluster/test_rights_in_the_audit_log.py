@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tools.kubernetes.cluster.layout import Layout
+
+from pdcluster_operator import rights
 from tests.support.chart import kubeconfig_of, render
 from tests.support.kubernetes import Kubectl, KubectlError, eventually
 from tests.support.node import CHART, Helm
 from tests.support.operator_rig import NODE, OperatorRig
 from tests.support.real_kubernetes import started_cluster
-from tools.kubernetes.cluster.layout import Layout
-
-from pdcluster_operator import rights
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
 from tests.support.kubernetes import Kubectl, KubectlError, eventually
 from tests.support.operator_rig import OperatorRig
 

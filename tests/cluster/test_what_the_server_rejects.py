@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from tools.kubernetes.cluster.layout import Layout
+
 from tests.support.kubernetes import Kubectl, KubectlError, eventually
 from tests.support.operator_rig import OperatorRig
-from tools.kubernetes.cluster.layout import Layout
 
 pytestmark = pytest.mark.cluster
 

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from tests.support.kubernetes import Kubectl
-from tests.support.real_kubernetes import find_programs, give_up, started_cluster
 from tools.image.archive import Contents, read_contents
 from tools.image.build import Builder, ImageError, missing_programs
 from tools.image.recipe import TARGETS
 from tools.kubernetes.build import default_cache
+
+from tests.support.kubernetes import Kubectl
+from tests.support.real_kubernetes import find_programs, give_up, started_cluster
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +40,7 @@ def contents(archives: Mapping[str, Path]) -> Mapping[str, Contents]:
     return {target: read_contents(archive) for target, archive in archives.items()}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def kubectl(archives: Mapping[str, Path]) -> Iterator[Kubectl]:
     """A node that has the images, and kubectl as its administrator."""
     images = list(archives.values())

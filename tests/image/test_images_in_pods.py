@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.support.kubernetes import Kubectl, eventually
 from tools.image.recipe import image_name
 
 from pdcluster_api.loading import load_cluster
@@ -18,6 +17,7 @@ from pdcluster_api.proxy_config import EndpointsFile, Role
 from pdcluster_operator.program.engine import endpoint_of, engine_program
 from pdcluster_operator.program.programs import EngineProgram, Placement, ProxyPlacement
 from pdcluster_operator.program.proxy import PROXY_COMMAND, proxy_program
+from tests.support.kubernetes import Kubectl, eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 

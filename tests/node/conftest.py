@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.support.kubernetes import Kubectl, KubectlError
 from tests.support.node import CHART, CHART_VALUES, SYSTEM, Helm, Node
 from tests.support.real_kubernetes import find_programs, give_up, started_cluster
@@ -36,7 +37,7 @@ def images() -> tuple[Path, ...]:
     return tuple(sorted(IMAGES.glob("*.tar")))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def node(images: tuple[Path, ...], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     """One node with our images."""
     scratch = tmp_path_factory.mktemp("helm")
@@ -51,7 +52,7 @@ def node(images: tuple[Path, ...], tmp_path_factory: pytest.TempPathFactory) -> 
         )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def installed(node: Node) -> Iterator[Node]:
     """The node with the chart installed for all namespaces."""
     values = [word for value in CHART_VALUES for word in ("--set", value)]

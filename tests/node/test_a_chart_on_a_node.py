@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tests.support.kubernetes import eventually
 from tests.support.node import CHART, CHART_VALUES, SYSTEM, Helm, Node
 
@@ -33,5 +34,5 @@ def test_install_test_and_uninstall(node: Node, major: str) -> None:
     assert not [each for each in left if "pdcluster" in each["metadata"]["name"]]
     crds = {each["metadata"]["name"] for each in kubectl.get("crd")["items"]}
     assert {"pdclusters.pdcluster.io", "pdpools.pdcluster.io"} <= crds
-    kubectl("delete", "crd", "pdclusters.pdcluster.io", "pdpools.pdcluster.io")
+    kubectl.delete_crds("pdclusters.pdcluster.io", "pdpools.pdcluster.io")
     kubectl("delete", "namespace", SYSTEM, "--wait=true", timeout_s=90)

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from tests.support.kubernetes import eventually
 from tests.support.node import Node, Streams, answers, ask, figure, fixture_of
 

@@ -8,6 +8,7 @@ import threading
 
 import httpx
 import pytest
+
 from tests.support.kubernetes import KubectlError, eventually
 from tests.support.node import Node, answers, ask, fixture_of, stream_many
 

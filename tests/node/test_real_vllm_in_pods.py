@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tools.kubernetes.build import default_cache
+
 from tests.support.kubernetes import Kubectl, eventually
 from tests.support.node import Node, answers, ask, figure, fixture_of
-from tools.kubernetes.build import default_cache
 
 pytestmark = pytest.mark.cluster
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.support.kubernetes import eventually
 from tests.support.next_version import (
     FIELD_DEFAULT,

@@ -76,6 +76,25 @@ class Kubectl:
         words = ("wait", "--for=condition=Established", "crd", *crds, "--timeout=5s")
         eventually(f"{' '.join(crds)} established", lambda: self(*words))
 
+    def delete_crds(self, *crds: str) -> None:
+        """Delete CRDs, those that are there, and wait for their end.
+
+        Kubernetes forgets the end of one that was changed a moment ago, about once in fifty times
+        (docs/kubernetes/uninstall.md): a change reminds it.
+        """
+        self("delete", "crd", *crds, "--ignore-not-found", "--wait=false")
+
+        def are_gone() -> bool:
+            try:
+                self("wait", "--for=delete", "crd", *crds, "--timeout=5s")
+            except KubectlError:
+                for crd in filter(lambda crd: self.find("crd", crd), crds):
+                    self("annotate", "crd", crd, f"reminded={time.monotonic()}", "--overwrite")
+                return False
+            return True
+
+        eventually(f"the end of {' '.join(crds)}", are_gone)
+
 
 def eventually(what: str, holds: Callable[[], Any], *, within_s: float = 60.0) -> Any:
     """Wait until ``holds`` gives something true, and give that."""

@@ -1,0 +1,1 @@
+"""The images: what is in them, and how they run in pods."""

@@ -1,0 +1,1 @@
+"""A whole node: pods, policies, the chart, real bytes between engines."""

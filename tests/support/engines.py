@@ -114,7 +114,7 @@ class EngineKind:
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_port),
             # Of real engines: a progress thread is what lets an idle P serve a late read. Nobody
             # reads from the others, and without it an idle engine leaves the cores alone.
-            "NIXL_PROG_THREAD": "idle" if spec.role == "prefill" else "0",
+            "NIXL_PROG_THREAD": "wait" if spec.role == "prefill" else "0",
         }
         sockets = None
         if self.makes_sockets:

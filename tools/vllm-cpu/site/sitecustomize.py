@@ -6,10 +6,11 @@ Shell. No vLLM file is changed, and nothing of the protocol: only who gets the p
    little instead.
 2. On the CPU platform the NIXL connector pins each rank to the last core of a NUMA node, so that P
    and D share one core: the pin is skipped.
-3. The progress thread of a NIXL agent polls without rest, one whole core per engine.
-   ``NIXL_PROG_THREAD`` chooses: ``idle`` (default) keeps it under SCHED_IDLE, so that it only takes
-   time nobody wants; ``0`` leaves it out (0 % idle, but then an engine without requests serves no
-   reads: a read of an expired lease hangs instead of finding stale blocks); ``1`` as shipped.
+3. The progress thread of a NIXL agent polls without rest, one whole core per engine, because
+   NIXL's Python API gives it a delay of 0. ``NIXL_PROG_THREAD`` chooses: ``wait`` (default) lets it
+   wait for events (3 % of a core when idle); ``0`` leaves it out (0 %, but then an engine without
+   requests serves no reads: a read of an expired lease hangs instead of finding stale blocks);
+   ``1`` as shipped.
 
 ``VLLM_GENTLE=0`` turns 1 and 2 off.
 """
@@ -22,41 +23,32 @@ import os
 import sys
 import time
 from importlib.machinery import ModuleSpec
-from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 YIELD_S = 0.0003
+PROGRESS_DELAY_US = 1000
+"""How long a progress thread waits for an event before it looks by itself."""
 BACKENDS = ("nixl_cu12._api", "nixl_cu13._api")
-
-
-def threads() -> set[int]:
-    """Kernel ids of this process's threads."""
-    return {int(task.name) for task in Path("/proc/self/task").iterdir()}
 
 
 def soften(module: ModuleType, mode: str) -> None:
     """Wrap the constructors of a freshly imported NIXL module."""
-    config, agent = module.nixl_agent_config, module.nixl_agent
-    config_init, agent_init = config.__init__, agent.__init__
+    config, make_agent = module.nixl_agent_config, module.nixlBind.nixlAgent
+    config_init = config.__init__
 
     def init_without_thread(self: object, *args: object, **kwargs: object) -> None:
         config_init(self, *args, **kwargs)
         self.enable_pthread = False  # type: ignore[attr-defined]
 
-    def init_with_idle_thread(self: object, *args: object, **kwargs: object) -> None:
-        before = threads()
-        agent_init(self, *args, **kwargs)
-        for thread in threads() - before:
-            try:
-                os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
-            except OSError:
-                # The thread may be gone already, or the policy not permitted: as shipped then.
-                continue
+    def agent_that_waits(name: str, settings: Any) -> object:
+        settings.pthrDelay = PROGRESS_DELAY_US
+        return make_agent(name, settings)
 
     if mode == "0":
         config.__init__ = init_without_thread
     else:
-        agent.__init__ = init_with_idle_thread
+        module.nixlBind.nixlAgent = agent_that_waits
 
 
 class NixlFinder(importlib.abc.MetaPathFinder):
@@ -90,5 +82,6 @@ class NixlFinder(importlib.abc.MetaPathFinder):
 if os.environ.get("VLLM_GENTLE", "1") == "1":
     os.sched_yield = lambda: time.sleep(YIELD_S)
     os.sched_setaffinity = lambda *_args: None
-if os.environ.get("NIXL_PROG_THREAD", "idle") != "1":
-    sys.meta_path.insert(0, NixlFinder(os.environ.get("NIXL_PROG_THREAD", "idle")))
+_MODE = os.environ.get("NIXL_PROG_THREAD", "wait")
+if _MODE != "1":
+    sys.meta_path.insert(0, NixlFinder(_MODE))

@@ -8,15 +8,42 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Coroutine
+from typing import Any, NoReturn
 
 from pdcluster_cli.exit_codes import ExitCode
 
-__all__ = ["run_command_line"]
+__all__ = ["run_command_line", "run_until_interrupted"]
 
 _BROKEN_PIPE = 128 + 13
 """As a shell tells of a program that SIGPIPE has ended."""
+
+
+def _heeded() -> list[signal.Signals]:
+    """Signals that end a command; what was started under `nohup` outlives its terminal."""
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return [number for number in ending if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+def run_until_interrupted(verb: Callable[[], Coroutine[Any, Any, ExitCode]]) -> ExitCode:
+    """Run a verb of coroutines; a signal cancels it where it waits.
+
+    An exception from a signal's handler would come up in the middle of a library's code, which
+    leaves coroutines behind that nobody has awaited, with a warning about each.
+    """
+    import asyncio  # noqa: PLC0415 - starts fast
+
+    async def interruptible() -> ExitCode:
+        task = asyncio.current_task()
+        assert task is not None
+        for number in _heeded():
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        return await verb()
+
+    try:
+        return asyncio.run(interruptible())
+    except asyncio.CancelledError:
+        return ExitCode.INTERRUPTED
 
 
 def run_command_line(load: Callable[[], Callable[[], object]], *, interrupted: str) -> None:
@@ -33,9 +60,8 @@ def run_command_line(load: Callable[[], Callable[[], object]], *, interrupted: s
         sys.exit(ExitCode.INTERRUPTED)
 
     # Until a verb handles them itself, which `up` does before it starts anything.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, end)
+    for number in _heeded():
+        signal.signal(number, end)
 
     from pdcluster_lease.errors import PDClusterError  # noqa: PLC0415 - starts fast
 

@@ -1,4 +1,4 @@
-"""A real Kubernetes for these tests: built once, started per session, in namespaces of its own."""
+"""A real Kubernetes: built once, started once for this folder, in namespaces of its own."""
 
 from __future__ import annotations
 

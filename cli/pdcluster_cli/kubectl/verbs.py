@@ -6,11 +6,11 @@ fast.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import sys
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -19,6 +19,7 @@ from pdcluster_cli.exit_codes import ExitCode
 from pdcluster_cli.kubectl.exit_help import PLUGIN_EXIT_CODE_HELP
 from pdcluster_cli.kubectl.options import ALL_LINES, LogOptions, Part, Target
 from pdcluster_cli.options import Output
+from pdcluster_cli.running import run_until_interrupted
 
 __all__ = ["app"]
 
@@ -61,7 +62,7 @@ def status(
 ) -> None:
     """Print pools, lease timing, conditions and events. Exits with 0 where it is Ready."""
     target = Target(name=name, namespace=namespace, context=context, kubeconfig=kubeconfig)
-    raise typer.Exit(asyncio.run(_status(target, output)))
+    raise typer.Exit(run_until_interrupted(partial(_status, target, output)))
 
 
 async def _status(target: Target, output: Output) -> ExitCode:
@@ -108,7 +109,7 @@ def logs(
         raise OptionsError("what has ended can't be followed; leave out --follow or --previous")
     target = Target(name=name, namespace=namespace, context=context, kubeconfig=kubeconfig)
     options = LogOptions(part=role, follow=follow, tail=tail, previous=previous)
-    raise typer.Exit(asyncio.run(_logs(target, options)))
+    raise typer.Exit(run_until_interrupted(partial(_logs, target, options)))
 
 
 async def _logs(target: Target, options: LogOptions) -> ExitCode:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from pdcluster_operator.errors import OperatorError, TerminatingError
+from pdcluster_operator.errors import MissingError, OperatorError, TerminatingError
 from pdcluster_operator.kube.executor import Executor
 from pdcluster_operator.kube.store import ClusterKey, Store
 from pdcluster_operator.manifests.settings import RenderSettings
@@ -112,8 +112,12 @@ class Reconciler:
             except TerminatingError:
                 raise
             except OperatorError as error:
-                _LOG.warning(
-                    "action.failed", extra={"cluster": "/".join(key), "reason": str(error)}
+                # What has no status any more was deleted since it was observed: no alarm.
+                is_gone = isinstance(error, MissingError) and isinstance(action, SetStatus)
+                _LOG.log(
+                    logging.INFO if is_gone else logging.WARNING,
+                    "action.failed",
+                    extra={"cluster": "/".join(key), "reason": str(error)},
                 )
                 failure = failure or error
         if failure is not None:

@@ -19,6 +19,7 @@ from pdcluster_operator.errors import (
     ClusterApiError,
     ConflictError,
     ForbiddenError,
+    MissingError,
     OperatorError,
     TerminatingError,
 )
@@ -400,6 +401,16 @@ async def test_a_namespace_on_its_way_out_alarms_nobody(
     assert await rig.reconcile(KEY) == TERMINATING_S
     assert rig.api.objects == before
     assert len(rig.api.events) == num_events
+    assert [each.levelname for each in caplog.records if each.levelno >= logging.WARNING] == []
+
+
+async def test_what_was_deleted_before_its_status_was_written_alarms_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rig = Rig()
+    rig.api.refuse = {"status ": MissingError("gone")}
+    with pytest.raises(MissingError):
+        await rig.reconcile(KEY)
     assert [each.levelname for each in caplog.records if each.levelno >= logging.WARNING] == []
 
 

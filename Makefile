@@ -59,13 +59,15 @@ $(BIN)/pytest -m $(1) $(2) $(PYTEST_ARGS) || { \
 	$(BIN)/pytest -m $(1) --last-failed --last-failed-no-failures none $(PYTEST_ARGS); }
 endef
 
+cluster_tests = $(call tests,cluster,--numprocesses=2)
+
 # CI tests on real engines and on a real Kubernetes; elsewhere each can be left out. Kubernetes is
 # built beside the tests that do without it.
 .PHONY: test
 test: check ## Everything: check, then all tests (real vLLM and a real Kubernetes included)
 	@$(if $(WITHOUT_KUBERNETES),,$(BIN)/python -m tools.prepare_cluster_tests --while) $(MAKE) test-bare $(if $(WITHOUT_VLLM),,test-engine)
 	@$(if $(WITHOUT_VLLM),echo "real vLLM was left out: WITHOUT_VLLM is set")
-	@$(if $(WITHOUT_KUBERNETES),echo "a real Kubernetes was left out: WITHOUT_KUBERNETES is set",$(MAKE) test-cluster)
+	@$(if $(WITHOUT_KUBERNETES),echo "a real Kubernetes was left out: WITHOUT_KUBERNETES is set",$(cluster_tests))
 
 .PHONY: test-bare
 test-bare: setup ## What needs neither real vLLM nor a real Kubernetes
@@ -102,7 +104,7 @@ cluster-shell: setup ## A shell with kubectl and helm for it
 .PHONY: test-cluster
 test-cluster: setup ## Tests on a real Kubernetes alone (root, Go)
 	@$(BIN)/python -m tools.prepare_cluster_tests
-	@$(call tests,cluster,--numprocesses=2)
+	@$(cluster_tests)
 
 .PHONY: cluster-demo
 cluster-demo: setup ## The whole way on a Kubernetes of its own: chart, example, one answer (root, Go)
